@@ -1,7 +1,10 @@
-"""Checkpoints: `checkpoints/step-000500/` with `model.safetensors`, `optimizer.safetensors` and `state.json`.
+"""Checkpoints: `checkpoints/step-000500/` with weights, optimizer state and `state.json`.
+
+One process writes `model.safetensors` and `optimizer.safetensors`. Of several, each writes its part of the tensors into
+the folders `model/` and `optimizer/`, through torch's distributed checkpoint. Any number of processes reads either.
 
 A checkpoint is written to a temporary folder, flushed, then renamed, so that it exists completely or not at all.
-`state.json` has the sha256 of the other files and of itself; a damaged checkpoint is reported and the one before it is
+`state.json`, written last, has the sha256 of the other files; a damaged checkpoint is reported and the one before it is
 used. The files are only safetensors and JSON, so that loading somebody's checkpoint cannot run code.
 
 A hash shows that a file is what was saved, not that it fits: an optimizer moment of another shape would let a fused
@@ -11,30 +14,40 @@ and values, and an error names the tensor. A tensor must have the expected dtype
 and float16; then it is converted.
 """
 
+import contextlib
+import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lapcli.runtime.environment import is_first_here
 from lapcli.runtime.errors import DataError, Diverged, LapError
 from lapcli.runtime.files import flush_to_disk, move, remove, sha256_of_file, sha256_of_json
+from lapcli.runtime.ranks import World
 
 if TYPE_CHECKING:
     from lapcli.training.optimizers import Optimizers
 
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+STATE = "state.json"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 REMEDY = "restore the file, or move its checkpoint away to use the one before it"
 _NAME = re.compile(r"step-(\d{6,})")
+_FILE = re.compile(r"(model|optimizer)(/[\w.-]+)?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -47,25 +60,62 @@ class Checkpoint:
 
     @property
     def weights(self) -> Path:
-        return self.path / MODEL
+        """The file of the weights, or the folder of their parts."""
+        return self._tensors("model")
 
     @property
     def weights_sha256(self) -> str:
-        return str(self.state["files"][MODEL])
+        files = {name: digest for name, digest in self.state["files"].items() if name.startswith("model")}
+        return str(files.get("model.safetensors") or sha256_of_json(files))
 
     @property
     def sha256(self) -> str:
-        """A hash of the whole checkpoint: the state holds the hashes of the other files."""
+        """A hash of the complete checkpoint: the state holds the hashes of the other files."""
         return sha256_of_json(self.state)
 
     def load(self, model: nn.Module, optimizers: "Optimizers", laplacian_heads: str) -> list[str]:
         """Load weights and optimizer state; return the names of tensors that were converted to another float dtype."""
         converted = load_weights(self.weights, model, laplacian_heads)
-        path = self.path / OPTIMIZER
-        _, state = read_tensors(path)
-        if not state and self.step == 0:  # a run that was interrupted before its first update
-            return converted
-        return converted + optimizers.load_state(state, path)
+        return converted + optimizers.load_state(self._tensors("optimizer"))
+
+    def _tensors(self, what: Literal["model", "optimizer"]) -> Path:
+        return self.path / (name if (name := f"{what}.safetensors") in self.state["files"] else what)
+
+
+class Saver:
+    """Saves the checkpoints of a run, one at a time; in the background it writes a copy while the training goes on."""
+
+    def __init__(self, world: World) -> None:
+        # A group of its own: the training uses the other one at the same moment. Parts are written from the CPU.
+        group = dist.new_group(backend="gloo") if world.size > 1 else None
+        self._world = dataclasses.replace(world, group=group)
+        self._thread = ThreadPoolExecutor(1, "save")
+        self._pending: Future[Checkpoint] | None = None
+
+    @property
+    def is_saving(self) -> bool:
+        return self._pending is not None and not self._pending.done()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._pending is not None and self._pending.done() and self._pending.exception() is not None
+
+    def save(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], **others: Any) -> Checkpoint:
+        return save(model=model, optimizer=optimizer, world=self._world, **others)
+
+    def start(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], **others: Any) -> None:
+        """Save in the background, after the one before has been waited for. A collective, like `save`."""
+        copies = BlockingAsyncStager().stage({"model": dict(model), "optimizer": dict(optimizer)})
+        self._pending = self._thread.submit(self.save, **copies, **others)
+
+    def wait(self) -> Checkpoint | None:
+        """Return the checkpoint that was being saved, if any, once it is complete; raise what went wrong with it."""
+        pending, self._pending = self._pending, None
+        return None if pending is None else pending.result()
+
+    def close(self) -> None:
+        """Let the last save end, also when the training has failed: the next start must not meet its files."""
+        self._thread.shutdown()
 
 
 def save(
@@ -77,40 +127,78 @@ def save(
     state: Mapping[str, Any],
     keep: int,
     best: int | None = None,
+    world: World | None = None,
 ) -> Checkpoint:
-    """Write a checkpoint, then remove all but the newest `keep` and the one of step `best`.
+    """Write a checkpoint, every rank its part, then remove all but the newest `keep` and the one of step `best`.
 
     Tensors that are not finite are not saved: they could not be loaded again, and would displace a good checkpoint.
     """
-    if broken := first_not_finite(model) or first_not_finite(optimizer):
-        raise Diverged(f"{broken} is not finite after step {step}, which was not saved; {_last_good(folder, step)}")
+    world = world or World(0, 1, torch.device("cpu"))
     final, temporary = folder / f"step-{step:06d}", folder / f".writing-step-{step:06d}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for unfinished in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):  # of a process that was killed
-            remove(unfinished)
-        temporary.mkdir()
-        save_file(_plain(model), temporary / MODEL, metadata={"format": "pt", **metadata, "step": str(step)})
-        _sort_metadata(temporary / MODEL)
-        save_file(_plain(optimizer), temporary / OPTIMIZER, metadata={"format": "pt"})  # one key: nothing to sort
-        files = {name: sha256_of_file(temporary / name) for name in (MODEL, OPTIMIZER)}
-        content = {**state, "step": step, "files": files}
-        (temporary / STATE).write_text(json.dumps(content, indent=2) + "\n")
-        mode = (temporary / STATE).stat().st_mode & 0o777  # of the umask; safetensors writes 0600, for nobody else
-        for path in temporary.iterdir():
-            path.chmod(mode)
+
+    @contextlib.contextmanager
+    def writing() -> Iterator[None]:
+        """Fail on every rank if one of them fails, with the sentence of that one, and free the space of a full disk."""
+        try:
+            with world.together():
+                try:
+                    yield
+                except (OSError, SafetensorError) as error:
+                    raise LapError(
+                        f"could not save step {step} in {folder} ({error}); {_last_good(folder, step)}. "
+                        "Make room, then run the same command to resume."
+                    ) from error
+        except LapError:
+            remove(temporary, or_leave=True)
+            raise
+
+    with writing():
+        if broken := first_not_finite(model) or first_not_finite(optimizer):
+            raise Diverged(f"{broken} is not finite after step {step}, which was not saved; {_last_good(folder, step)}")
+        if world.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+            for unfinished in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):  # of a process that was killed
+                remove(unfinished)
+            temporary.mkdir()
+    error = None if world.size == 1 else _save_parts(temporary, model, optimizer, world)
+    hashes: dict[str, str] = {}
+    with writing():
+        if error is not None:
+            raise error
+        if world.size == 1:
+            save_file(_plain(model), temporary / "model.safetensors", {"format": "pt", **metadata, "step": str(step)})
+            save_file(_plain(optimizer), temporary / "optimizer.safetensors", {"format": "pt"})
+        mine = "*.safetensors" if world.size == 1 else f"*/shard-{world.rank + 1:05d}-*.safetensors"
+        for path in temporary.glob(mine):
+            _sort_metadata(path)
+            path.chmod(temporary.stat().st_mode & 0o666)  # as the umask says: safetensors writes 0600
             flush_to_disk(path)
-        flush_to_disk(temporary)
-        remove(final)  # a damaged checkpoint of the same step, which the resume skipped
-        move(temporary, final)
-    except (OSError, SafetensorError) as error:
-        remove(temporary, or_leave=True)  # to free the space of a full disk
-        raise LapError(
-            f"could not save step {step} in {folder} ({error}); {_last_good(folder, step)}. "
-            "Make room, then run the same command to resume."
-        ) from error
-    prune(folder, step, keep, best)  # last: a failed save must not cost the checkpoint to resume from
+            hashes[path.relative_to(temporary).as_posix()] = sha256_of_file(path)
+    files = {name: digest for part in world.from_all(hashes) for name, digest in sorted(part.items())}  # type: ignore[attr-defined]
+    content = {**state, "step": step, "weights": dict(metadata), "files": files}
+    with writing():
+        if world.is_main:
+            (temporary / STATE).write_text(json.dumps(content, indent=2) + "\n")
+            for path in (temporary / STATE, *(each for each in temporary.iterdir() if each.is_dir()), temporary):
+                flush_to_disk(path)
+            remove(final)  # a damaged checkpoint of the same step, which the resume skipped
+            move(temporary, final)
+            prune(folder, step, keep, best)  # last: a failed save must not cost the checkpoint to resume from
     return Checkpoint(final, step, content)
+
+
+def _save_parts(
+    folder: Path, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], world: World
+) -> OSError | None:
+    """Write this rank's part of the tensors. A collective; it returns the error of any rank on each of them."""
+    try:
+        for name, tensors in (("model", model), ("optimizer", optimizer)):
+            writer = HuggingFaceStorageWriter(str(folder / name), save_distributed=True)
+            dcp.save(dict(tensors), storage_writer=writer, process_group=world.group)
+    except CheckpointException as error:
+        rank, (reason, _) = next(iter(error.failures.items()))
+        return OSError(f"rank {rank}: {reason}")
+    return None
 
 
 def _last_good(folder: Path, step: int) -> str:
@@ -162,17 +250,22 @@ def read(path: Path) -> Checkpoint:
 
     try:
         state = json.loads((path / STATE).read_bytes())
-        files = {name: str(state["files"][name]) for name in (MODEL, OPTIMIZER)}
+        files = {str(name): str(digest) for name, digest in state["files"].items()}
         step = int(state["step"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a damaged file may be any JSON
+        if {match[1] if (match := _FILE.fullmatch(name)) else None for name in files} != {"model", "optimizer"}:
+            raise ValueError
+    # A damaged file may be any JSON.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise damaged(f"{path / STATE} is missing or not readable") from None
     if path.name != f"step-{step:06d}":
         raise damaged(f"{path} holds the files of step {step}")
-    for name, digest in files.items() if is_first_here() else ():
-        if not (path / name).is_file():
-            raise damaged(f"{path / name} is missing")
-        if sha256_of_file(path / name) != digest:
-            raise damaged(f"{path / name} is not what was saved (its sha256 differs)")
+    if is_first_here():
+        found = {file.relative_to(path).as_posix() for file in path.rglob("*.safetensors")}
+        for name in sorted({*files, *found}):
+            if name not in found:
+                raise damaged(f"{path / name} is missing")
+            if sha256_of_file(path / name) != files.get(name):
+                raise damaged(f"{path / name} is not what was saved (its sha256 differs)")
     return Checkpoint(path, step, state)
 
 
@@ -202,41 +295,84 @@ def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str
 
     Returns the names of the weights that were converted to another float dtype.
     """
-    metadata, tensors = read_tensors(path)
-    saved = metadata.get("laplacian_heads", "(not in its metadata)")
+    saved = read_metadata(path).get("laplacian_heads", "(not in its metadata)")
     if saved != laplacian_heads:
         raise DataError(
             f"{path} was trained with laplacian_heads {saved}, the model here has laplacian_heads {laplacian_heads}; "
             "build it with the same heads"
         )
-    expected = model.state_dict()
-    converted = check_tensors(path, tensors, expected)
-    with torch.no_grad():
-        for name, target in expected.items():
-            copy_into(target, tensors[name])
+    return load_tensors(path, model.state_dict())
+
+
+@torch.no_grad()
+def load_tensors(path: Path, targets: Mapping[str, Tensor]) -> list[str]:
+    """Copy the tensors of a file, or of a folder of parts, into `targets`, which may be sharded, after checking them.
+
+    Returns the names of the tensors that were converted to another float dtype.
+    """
+    if path.is_dir():
+        converted = check_tensors(path, _declared(path), targets)
+        _read_parts(path, dict(targets))
+        _refuse_not_finite(path, targets, REMEDY)
+        return converted
+    tensors = read_tensors(path)
+    converted = check_tensors(path, tensors, targets)
+    for name, target in targets.items():
+        source = tensors[name]
+        if isinstance(target, DTensor):  # of which this rank takes its part
+            given = source.to(target.device, target.dtype)
+            source = distribute_tensor(given, target.device_mesh, target.placements, src_data_rank=None)
+        target.copy_(source)
     return converted
-
-
-def copy_into(target: Tensor, source: Tensor) -> None:
-    """Copy a complete tensor into one that may be sharded, of which this rank takes its part."""
-    if isinstance(target, DTensor):
-        given = source.to(target.device, target.dtype)
-        source = distribute_tensor(given, target.device_mesh, target.placements, src_data_rank=None)
-    target.copy_(source)
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}  # safetensors refuses other layouts
 
 
-def read_tensors(path: Path, remedy: str = REMEDY) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Read metadata and tensors of a safetensors file. The tensors are memory-mapped until they are copied."""
+def read_metadata(path: Path, remedy: str = REMEDY) -> dict[str, str]:
+    """Read the metadata of weights: of parts it is in the checkpoint's state."""
     try:
+        if path.is_dir():
+            return dict(json.loads((path.parent / STATE).read_bytes())["weights"])
         with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-        return metadata, dict(load_file(path))
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a readable safetensors file ({error}); {remedy}") from None
+
+
+def read_tensors(path: Path, remedy: str = REMEDY) -> dict[str, Tensor]:
+    """Read the tensors of a folder of parts, or of a file, which are memory-mapped until they are copied."""
+    if path.is_dir():
+        tensors = {name: torch.empty_like(each, device="cpu") for name, each in _declared(path).items()}
+        _read_parts(path, tensors)
+        return tensors
+    try:
+        return dict(load_file(path))
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} is not a readable safetensors file ({error}); {remedy}") from None
+
+
+def _declared(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of which a folder has the parts, without their values."""
+    try:
+        known = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise DataError(f"{folder} has no readable parts of tensors ({error}); {REMEDY}") from None
+    return {
+        name: torch.empty(each.size, dtype=each.properties.dtype, device="meta")  # type: ignore[union-attr]
+        for name, each in known.items()
+    }
+
+
+def _read_parts(folder: Path, targets: dict[str, Tensor]) -> None:
+    """Read the values, of sharded targets only those of this rank. Not a collective."""
+    try:
+        with warnings.catch_warnings(category=UserWarning, action="ignore"):  # that one process reads alone is meant
+            dcp.load(targets, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    except CheckpointException as error:
+        reason, _ = next(iter(error.failures.values()))
+        raise DataError(f"{folder} cannot be read ({reason}); {REMEDY}") from None
 
 
 def check_tensors(
@@ -260,16 +396,21 @@ def check_tensors(
             raise misfit(f"{name} has shape {list(tensor.shape)} and the model's has {list(wanted.shape)}")
         if tensor.dtype != wanted.dtype and not (tensor.dtype in FLOATS and wanted.dtype in FLOATS):
             raise misfit(f"{name} is {tensor.dtype}, not {wanted.dtype}")
-    if broken := first_not_finite(tensors):
-        raise DataError(f"{path} cannot be used: {broken} has values that are not finite (NaN or infinity); {remedy}")
+    _refuse_not_finite(path, tensors, remedy)
     return [name for name, wanted in expected.items() if tensors[name].dtype != wanted.dtype]
 
 
+def _refuse_not_finite(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> None:
+    if broken := first_not_finite(tensors):
+        raise DataError(f"{path} cannot be used: {broken} has values that are not finite (NaN or infinity); {remedy}")
+
+
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of a tensor with a NaN or an infinity. One pass without a copy: `aminmax` propagates NaN."""
+    """Return the name of a tensor with a NaN or an infinity on this rank, in one pass without a copy."""
     for name, tensor in tensors.items():
-        if tensor.numel() and tensor.is_floating_point():
-            low, high = torch.aminmax(tensor.detach())
+        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        if local.numel() and local.is_floating_point() and not local.is_meta:
+            low, high = torch.aminmax(local)  # it propagates NaN
             if not (torch.isfinite(low) and torch.isfinite(high)):
                 return name
     return None

@@ -434,11 +434,11 @@ def at_points_of_a_save(act: Callable[[str], None], replace: Callable[..., None]
 
     save_file, move = checkpoint.save_file, checkpoint.move
 
-    def saving(tensors: Any, path: Path, metadata: Any) -> None:
-        if path.name == checkpoint.MODEL:
+    def saving(tensors: Any, path: Path, metadata: Any = None) -> None:
+        if path.name == "model.safetensors":
             act("folder made")
         save_file(tensors, path, metadata=metadata)
-        act("model written" if path.name == checkpoint.MODEL else "optimizer written")
+        act("model written" if path.name == "model.safetensors" else "optimizer written")
 
     def moving(path: Path, new: Path) -> None:
         if new.name.startswith("step-"):

@@ -126,10 +126,12 @@ def remove_checkpoints(pruning: Pruning) -> None:
             _remove(folder, folder.with_name(f".removing-{folder.name}"))  # training removes this name too
 
 
-def _weights_sha256(checkpoint: Path) -> str | None:
+def _weights_sha256(folder: Path) -> str | None:
     """Return the sha256 in the checkpoint's state; None if it is damaged, so that no run can have started from it."""
+    from lapcli.checkpoint import Checkpoint
+
     try:
-        return str(json.loads((checkpoint / "state.json").read_bytes())["files"]["model.safetensors"])
+        return Checkpoint(folder, 0, json.loads((folder / "state.json").read_bytes())).weights_sha256
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -17,7 +17,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
 from lapcli import checkpoint as checkpoints
-from lapcli.checkpoint import Checkpoint, check_tensors, read_tensors
+from lapcli.checkpoint import Checkpoint, check_tensors, read_metadata, read_tensors
 from lapcli.objectives import objective_of
 from lapcli.objectives.objective import LoadedModel
 from lapcli.recipe.schema import CLASSES, FEATURES
@@ -169,9 +169,8 @@ def read_timm(model: Any, path: Path) -> dict[str, torch.Tensor]:
     adapt = eva.checkpoint_filter_fn if isinstance(model, eva.Eva) else vision_transformer.checkpoint_filter_fn
     try:
         if path.suffix == ".safetensors":
-            metadata, tensors = read_tensors(path, REMEDY)
-            _refuse_laplacian(path, metadata)
-            state = clean_state_dict(tensors)
+            _refuse_laplacian(path, read_metadata(path, REMEDY))
+            state = clean_state_dict(read_tensors(path, REMEDY))
         else:
             try:
                 state = load_state_dict(str(path), device="cpu", weights_only=True)  # nothing in it is executed

@@ -93,7 +93,7 @@ def _of_run(run: Run, which: str) -> Weights:
         shown=f"{run.path}, step {checkpoint.step}",
         file=checkpoint.weights,
         sha256=checkpoint.weights_sha256,
-        read=lambda: read_tensors(checkpoint.weights)[1],
+        read=lambda: read_tensors(checkpoint.weights),
         plan=recipe.model.head_plan(),
         model=recipe_to_dict(recipe)["model"],
         tokenizer=(lambda: _tokenizer_of(run)) if is_gpt else None,
@@ -149,7 +149,7 @@ def _of_folder(path: Path) -> Weights:
         plan = operator_plan(json.loads(record["operators"]), len(plan.per_layer), plan.heads)
 
     def read() -> dict[str, Tensor]:
-        tensors = read_tensors(path / WEIGHTS, AGAIN)[1]
+        tensors = read_tensors(path / WEIGHTS, AGAIN)
         return {from_transformers(name) or name: tensor for name, tensor in tensors.items()} if to == "hf" else tensors
 
     model = {"hf": _hf_model, "timm": _timm_model}.get(to, lambda config: config["model"])(config)

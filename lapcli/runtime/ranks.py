@@ -31,6 +31,7 @@ class World:
     rank: int
     size: int
     device: torch.device
+    group: Any = None  # of torch; None: the default one
 
     @property
     def is_main(self) -> bool:
@@ -47,7 +48,7 @@ class World:
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(self.group)
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank; all ranks must call it."""
@@ -64,7 +65,7 @@ class World:
         up = torch.full((), float(flag), dtype=dtype, device=self.device)
         total = torch.stack([*(x.to(dtype) for x in numbers), up])
         if self.size > 1:
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self.group)
         *sums, flags = total.tolist()  # the only wait
         return [x / self.size for x in sums], flags > 0
 
@@ -74,7 +75,7 @@ class World:
         # float64 so that counts of tokens and bytes stay exact.
         dtype = torch.float64 if has_float64(self.device) else torch.float32
         total = torch.tensor(values, dtype=dtype, device=self.device)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.group)
         return [float(x) for x in total.tolist()]
 
     def from_main(self, value: object) -> object:
@@ -82,7 +83,7 @@ class World:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
     def from_all(self, value: object) -> list[object]:
@@ -90,7 +91,7 @@ class World:
         if self.size == 1:
             return [value]
         values: list[object] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def require_same(self, identities: Mapping[str, str | None]) -> None:

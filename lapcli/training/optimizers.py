@@ -5,7 +5,7 @@ To add one, subclass `Optimizer`, give it a recipe section, and name it in `OPTI
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lapcli.checkpoint import check_tensors, copy_into
+from lapcli.checkpoint import load_tensors
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.optimizers import AdamWSection, OptimizerSection
 from lapcli.runtime.plugins import Registry
@@ -160,14 +160,11 @@ class Optimizers:
             named[name] = value.clone() if value.ndim == 0 else value  # one file cannot hold a group's count twice
         return named
 
-    @torch.no_grad()
-    def load_state(self, named: Mapping[str, Tensor], source: Path) -> list[str]:
-        """Check and load what `state` returned; return the names of tensors converted to another float dtype."""
+    def load_state(self, source: Path) -> list[str]:
+        """Load what `state` returned from a file or parts; return the names of tensors converted to another dtype."""
         tensors = list(self._tensors())
-        converted = check_tensors(source, named, {name: initial for name, _, _, initial in tensors})
-        for name, holder, key, initial in tensors:
-            # A copy: the tensor may be memory-mapped from a file that will be removed.
-            copy_into(initial, named[name])
+        converted = load_tensors(source, {name: initial for name, _, _, initial in tensors})
+        for _, holder, key, initial in tensors:
             holder[key] = initial
         return converted
 

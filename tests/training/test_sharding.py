@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from lapcli.objectives.objective import ParameterGroup, plan_batches
 from lapcli.recipe import recipe_to_yaml
-from lapcli.runs import Run, read_run
+from lapcli.runs import Run
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
 from lapcli.training.loop import Loop
-from lapcli.training.metrics import read_metrics
 from lapcli.training.muon import Muon
 from lapcli.training.optimizers import OPTIMIZERS, AdamW
 
@@ -211,36 +209,6 @@ def test_two_processes_hold_half_of_the_weights_and_moments_each(tmp_path, share
     run_in((1, 2), _bytes_held, tmp_path)
     one, two = (int((tmp_path / f"held{size}").read_text()) for size in (1, 2))
     assert two <= 0.6 * one
-
-
-@pytest.mark.slow
-def test_a_run_of_two_processes_resumes_on_three_and_on_one(tmp_path, shared_cache, monkeypatch):
-    """Sharded in another way, too: the same batches, and for 20 steps losses of the uninterrupted run."""
-    monkeypatch.setenv("LAP_CACHE", str(shared_cache))
-    recipe = tiny_recipe(
-        write_text(tmp_path / "text.txt"),
-        train={"steps": 24, "batch": 12, "micro_batch": 2},
-        validation={"every": None, "tokens": 32, "prompts": []},
-        checkpoint={"every": 4, "keep": 9},
-    )
-    (tmp_path / "run.yaml").write_text(recipe_to_yaml(recipe))
-    command = ["train", str(tmp_path / "run.yaml"), "--runs-dir"]
-    whole = lap(*command, str(tmp_path / "two"), cache=shared_cache, processes=2)
-    assert whole.returncode == 0, whole.stderr
-    expected = [x["loss"] for x in read_metrics(tmp_path / "two" / "run" / "metrics.jsonl") if "loss" in x]
-    for processes, shard in ((3, "weights"), (1, "gradients")):
-        runs = tmp_path / str(processes)
-        shutil.copytree(tmp_path / "two", runs)
-        for later in range(8, 25, 4):
-            shutil.rmtree(runs / "run" / "checkpoints" / f"step-{later:06d}")
-        read_run(runs / "run").update(status="interrupted", step=4)
-        change = ["--set", f"train.shard={shard}"]
-        resumed = lap(*command, str(runs), *change, cache=shared_cache, processes=processes)
-        assert resumed.returncode == 0, resumed.stderr
-        assert "step-000004" in resumed.stderr
-        found = [x["loss"] for x in read_metrics(runs / "run" / "metrics.jsonl") if "loss" in x]
-        assert found[:4] == expected[:4]
-        assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
