@@ -4,17 +4,16 @@ import pytest
 import timm
 import torch
 from image_support import image_recipe
-from probe_support import CPU, Pixels, alone, one_of
+from probe_support import CPU, alone, one_of
 
 from lapcli.data.images.augmentation import evaluation_transform, training_transform
+from lapcli.data.images.loader import Reader
 from lapcli.data.images.sources import open_images
 from lapcli.evaluation.features import (
-    DinoBackbone,
-    TimmBackbone,
-    TrainingFeatures,
+    Backbone,
+    SharedBatches,
     all_features,
     class_token,
-    class_token_and_mean_patch,
     evenly_spaced,
 )
 from lapcli.models.dino_vit import DinoViT
@@ -34,7 +33,7 @@ def normal(images):
 
 
 def timm_backbone(model):
-    return TimmBackbone(model, name="it", mean=MEAN, std=STD, device=CPU)
+    return Backbone(model, name="it", mean=MEAN, std=STD, device=CPU)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +87,7 @@ def test_another_size_is_timms_dynamic_one():
 def test_the_teachers_features_are_its_tokens():
     torch.manual_seed(0)
     model = DinoViT(DinoModel(layers=2, width=48, heads=3, patch=4, layer_scale=1.0, laplacian_heads=1)).eval()
-    options = {"width": 48, "patch": 4, "image": 16, "mean": MEAN, "std": STD, "has_class_token": True, "device": CPU}
-    backbone = DinoBackbone(model, name="teacher", **options)
+    backbone = Backbone(model, name="teacher", image=16, mean=MEAN, std=STD, device=CPU)
     for size in (16, 32):
         first, rest = backbone.at_size(size)(images_of(size))
         with torch.no_grad():
@@ -121,30 +119,22 @@ def test_processes_compute_the_chunks_of_one_process(digits, size):
     assert torch.equal(total, whole)
 
 
-def training(digits, how, backbone, steps=3):
-    source = image_recipe().data
-    return TrainingFeatures(
-        backbone,
-        digits.train,
-        training_transform(source, 8),
-        class_token_and_mean_patch,
-        2 * backbone.width,
-        how,
-        batch=64,
-        steps=steps,
-        seed=5,
-    )
+def test_a_steps_images_are_the_same_however_they_are_shared_out(digits):
+    def batches(how):
+        reader = Reader(digits.train, training_transform(image_recipe().data, 8), 8, 5)
+        return SharedBatches(reader, len(digits.train), how, batch=64, steps=3, seed=5, key="linear")
 
-
-def test_a_steps_features_are_the_same_however_they_are_shared_out(digits):
-    whole = training(digits, alone(20), Pixels())
-    parts = [training(digits, one_of(rank, 2), Pixels()) for rank in range(2)]
+    whole, parts = batches(alone(20)), [batches(one_of(rank, 2)) for rank in range(2)]
     for step in range(3):
-        features, labels = whole.batch(step)
-        shares = [part.batch(step) for part in parts]
-        assert torch.equal(shares[0][0] + shares[1][0], features)
-        assert torch.equal(shares[0][1], labels)
-        assert features.shape == (64, 128)
+        mine, theirs = ({}, {})
+        for found, each in ((mine, [whole]), (theirs, parts)):
+            for share, images, labels in (turn for one in each for turn in one.turns(step)):
+                found.update(zip(share, zip(images, labels.tolist(), strict=True), strict=True))
+        assert sorted(mine) == sorted(theirs) == list(range(64))
+        labels = digits.train.labels[whole.indices(step)]
+        for place, (image, label) in mine.items():
+            assert torch.equal(image, theirs[place][0])
+            assert label == theirs[place][1] == labels[place]
 
 
 def test_a_limit_is_spread_evenly():

@@ -9,9 +9,8 @@ is an error, never another source.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +94,7 @@ class Benchmark:
         documents: list[Document] = []
         paths = self._from_hub(split) if data is None else self._from_folder(split, data)
         for path in paths:
-            for number, row in enumerate(_rows(path), start=1):
+            for number, row in enumerate(read_rows(path), start=1):
                 try:
                     documents.append(self.read_row(row, path))
                 except Malformed as error:
@@ -113,7 +112,7 @@ class Benchmark:
         return [
             *(pattern.format(split=split) for pattern in self.official),
             *(f"{place}{self.config}/{split}-*.parquet" for place in ("", "hf/")),
-            *(f"{place}.{end}" for place in places for end in ("jsonl", "jsonl.gz", "parquet", "csv")),
+            *(f"{place}.{end}" for place in places for end in ("jsonl", "jsonl.gz", "parquet")),
         ]
 
     def _from_folder(self, split: str, data: Path) -> list[Path]:
@@ -181,16 +180,6 @@ def texts_of(row: Any, *names: str) -> Document:
         if not isinstance(row, Mapping) or not isinstance(row.get(name), str):
             raise Malformed(f"no text under {name!r}")
     return {name: row[name] for name in names}
-
-
-def _rows(path: Path) -> Iterator[Any]:
-    """Read the rows of a file. A csv with a header gives dictionaries; one without (MMLU's own) lists of cells."""
-    rows = read_rows(path)
-    first = next(rows, None) if path.name.endswith(".csv") else None
-    if first is not None and ({"question", "answer"} <= set(first) or {"prompt", "test"} <= set(first)):
-        yield from (dict(zip(first, row, strict=False)) for row in rows)
-    else:
-        yield from rows if first is None else chain([first], rows)
 
 
 def task_definition(name: str, version: int, **definition: Any) -> dict[str, Any]:
