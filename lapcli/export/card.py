@@ -25,7 +25,7 @@ CARD = "README.md"
 def write_card(exported: ExportedModel, record: Mapping[str, Any], folder: Path) -> None:
     run, to, loaded = exported.loaded.run, str(record["to"]), exported.loaded
     assert run is not None
-    library = LIBRARIES[to][0]
+    library = LIBRARIES[to]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     # Code of ours has to be loaded: modeling_lap.py by transformers, an architecture of lapcli.timm by timm.
     needs_code = "auto_map" in config or str(config.get("architecture", "")).startswith("lap_")

@@ -6,6 +6,7 @@ Every folder has `lap.json` (its source, and whether it was verified) and a mode
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from lapcli.export.card import write_card
 from lapcli.export.huggingface import write_hf
 from lapcli.export.timm_folder import write_timm
-from lapcli.export.verification import Comparison, missing_library, verify
+from lapcli.export.verification import LIBRARIES, Comparison, verify
 from lapcli.export.weights import DTYPES, ExportedModel, round_weights, write_safetensors
 from lapcli.objectives.loading import find_checkpoint, open_run
 from lapcli.recipe.schema import CLASSES, FEATURES, LANGUAGE
@@ -68,9 +69,9 @@ def export_run(
     write, takes = FORMATS[to]
     if dtype not in DTYPES:
         raise UsageError(f"--dtype takes {', '.join(DTYPES)}; got {dtype[:40]!r}")
-    missing = missing_library(to)
-    if verified and missing:
-        raise UsageError(f"{missing} is not installed: pip install 'lapcli[{to}]', or use --no-verify")
+    is_installed = find_spec(LIBRARIES[to]) is not None
+    if verified and not is_installed:
+        raise UsageError(f"{LIBRARIES[to]} is not installed: pip install 'lapcli[{to}]', or use --no-verify")
     folder = run.path / "export" / to if out is None else out
     if folder.exists():
         raise UsageError(f"{folder} already exists; remove it, or name another folder with --out")
@@ -98,7 +99,7 @@ def export_run(
         remove(temporary, or_leave=True)
         temporary.mkdir()
         write(exported, temporary)
-        checks = verify(to, exported, temporary) if (missing is None if verified is None else verified) else []
+        checks = verify(to, exported, temporary) if (is_installed if verified is None else verified) else []
         # The record has the hashes of the files so far: neither the card's, which is written from it, nor its own.
         record = _record(exported, to, temporary, checks)
         write_card(exported, record, temporary)

@@ -6,7 +6,6 @@ import torch
 from image_support import image_recipe
 from probe_support import Pixels, alone
 from sklearn.neighbors import KNeighborsClassifier
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.data.images.sources import open_images
 from lapcli.evaluation import image_probes
@@ -39,17 +38,6 @@ def test_knn_is_scikit_learns_on_the_pixels(digits):
         assert score.value == pytest.approx(oracle.score(validation, digits.validation.labels), abs=1e-9)
         assert score.count == 359
         assert score.interval[0] < score.value < score.interval[1]
-
-
-class CountedNorms(TorchDispatchMode):
-    """Counts the rows whose norm is taken."""
-
-    rows = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "norm" in func.__name__:
-            self.rows += len(args[0])
-        return func(*args, **(kwargs or {}))
 
 
 def test_more_neighbours_than_images_are_left_out_and_said(digits):

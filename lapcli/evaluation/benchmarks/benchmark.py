@@ -69,8 +69,6 @@ class Benchmark:
     name: str
     label: str  # in tables and figures
     needs: frozenset[str] = frozenset({LANGUAGE})  # of a model
-    is_share: bool = True  # its score is a share of the documents, shown in percent
-    is_lower_better: bool = False
     repository: str  # on the hub
     config: str  # folder of its files there
     folder: str  # in DIR
