@@ -133,13 +133,13 @@ def _name_of(start: "Run | None", given: "InitFrom | None") -> str:
 
 
 def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
-    from lapcli.data.chat.mixture import count_stages
+    from lapcli.data.chat.mixture import count_stage, counts_as_text
 
-    counts = count_stages(recipe)
+    counts = {name: count_stage(stage) for name, stage in recipe.stages.given().items()}
     if as_json:
-        print(json.dumps({count.stage: count.to_dict() for count in counts}, indent=2))
+        print(json.dumps(counts, indent=2))
     else:
-        print("\n\n".join(count.to_text() for count in counts))
+        print("\n\n".join(counts_as_text(name, count) for name, count in counts.items()))
 
 
 def _print_result(runs: "list[Run]", as_json: bool) -> None:

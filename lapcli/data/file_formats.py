@@ -9,13 +9,11 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from lapcli.runtime.errors import DataError
-
-Batch = tuple[float, list[str | None]]  # the fraction of the file read so far, and the next documents; None for null
 
 #: Suffixes of files that text is read from.
 DOCUMENT_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
@@ -27,7 +25,7 @@ _ROWS = 256
 
 def read_rows(path: Path) -> Iterator[Any]:
     """Yield rows as dictionaries (csv: lists of cells), without checking their content."""
-    for _, rows in _batches(path):
+    for _, rows in _batches(path, None):
         yield from rows
 
 
@@ -43,33 +41,33 @@ def count_rows(path: Path) -> int:
 
 def read_plain_text(path: Path) -> str:
     with _readable(path):
-        return _without_zeros(path.read_text(encoding="utf-8-sig"))
+        return path.read_text(encoding="utf-8-sig")
 
 
-def read_documents(path: Path, *, column: str, separator: str | None) -> Iterator[Batch]:
-    """Read the documents of a file in batches: those of a column, or a text file's, which `separator` divides."""
+def is_text(name: str) -> bool:
+    return name.endswith((".txt", ".txt.gz", ".md"))
+
+
+def read_documents(path: Path, *, column: str, separator: str | None) -> Iterator[tuple[float, list[str | None]]]:
+    """Yield the fraction of a file read so far and its next documents: those of a column (None for null), or of a text
+    file the whole, or what `separator` divides it into."""
     if is_text(path.name):
         with _readable(path):
             yield from _texts(path, separator)
         return
-    number = 0
+    numbers = count(1)
     for fraction, rows in _batches(path, column):
         for row in rows:
-            number += 1
+            number = next(numbers)
             if not isinstance(row, dict) or column not in row:
                 it_has = ", ".join(map(str, list(row)[:50])) if isinstance(row, dict) else "none"
                 raise DataError(
-                    f"{path}, row {number}, has no column {column}; it has {it_has}: name one with "
-                    "--set data.column=NAME"
+                    f"{path}, row {number}, has no column {column}; it has {it_has}: name one with data.column"
                 )
             if not isinstance(row[column], str | None):
                 kind = type(row[column]).__name__
                 raise DataError(f"{path}, row {number}: {column} is {kind}, not text; set data.column to another")
         yield fraction, [row[column] for row in rows]
-
-
-def is_text(name: str) -> bool:
-    return name.endswith((".txt", ".txt.gz", ".md"))
 
 
 @contextmanager
@@ -84,8 +82,8 @@ def _readable(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read ({reason}); correct it, or download or copy it again") from error
 
 
-def _batches(path: Path, column: str | None = None) -> Iterator[tuple[float, list[Any]]]:
-    """Yield the fraction of the file read so far, and the next rows, of a table with the given column alone."""
+def _batches(path: Path, column: str | None) -> Iterator[tuple[float, list[Any]]]:
+    """Yield the fraction of the file read so far, and the next rows, of a parquet file with the given column alone."""
     with _readable(path):
         if path.name.endswith(".parquet"):
             import pyarrow.parquet as pq
@@ -105,10 +103,7 @@ def _batches(path: Path, column: str | None = None) -> Iterator[tuple[float, lis
                     yield raw.tell() / size, some
         elif path.name.endswith(".csv"):
             yield 1.0, list(csv.reader(io.StringIO(read_plain_text(path), newline="")))
-        elif path.name.endswith(".json"):
-            rows = json.loads(read_plain_text(path))
-            if not isinstance(rows, list):
-                raise DataError(f"{path} is not a JSON list of rows")
+        elif path.name.endswith(".json") and isinstance(rows := json.loads(read_plain_text(path)), list):
             yield 1.0, rows
         else:  # blobs of the hub's cache have no suffix, but the links to them do
             raise DataError(f"{path} is not a file of rows; expected one of {', '.join(ROW_SUFFIXES)}")
@@ -124,25 +119,19 @@ def _json_lines(lines: Any, path: Path) -> Iterator[Any]:
             yield row
 
 
-def _texts(path: Path, separator: str | None) -> Iterator[Batch]:
+def _texts(path: Path, separator: str | None) -> Iterator[tuple[float, list[str | None]]]:
     """Yield the file as one document, or the texts between separators without surrounding newlines."""
     with path.open("rb") as raw, io.TextIOWrapper(_unpacked(path, raw), encoding="utf-8-sig") as file:
         if separator is None:
-            yield 1.0, [_without_zeros(file.read())]
+            yield 1.0, [file.read()]
             return
         separator = separator.replace("\r\n", "\n")  # as Python reads the file
         rest, size = "", path.stat().st_size
         # A block as long as the document that has not ended: no character is searched more than a few times.
         while block := file.read(max(_BLOCK, len(rest))):
-            *documents, rest = (rest + _without_zeros(block)).split(separator)
+            *documents, rest = (rest + block).split(separator)
             yield raw.tell() / size, [document.strip("\n") for document in documents]
         yield 1.0, [rest.strip("\n")]
-
-
-def _without_zeros(text: str) -> str:
-    if "\0" in text:  # valid in UTF-8, but never meant
-        raise ValueError("it has zero bytes, as UTF-16 has: convert it with `iconv -f utf-16 -t utf-8`")
-    return text
 
 
 def _unpacked(path: Path, raw: io.BufferedReader) -> Any:

@@ -23,9 +23,8 @@ from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
 
-RANGE = re.compile(r"\{(\d{1,12})\.\.(\d{1,12})\}")
-MOST_FILES = 1_000_000
-#: Reasons for a failed download, by the error of the hub's library.
+RANGE = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
+#: Reasons for a failed download, by the error of the hub's library, whose own first line is the status of a request.
 REASONS = {
     "GatedRepoError": "it is gated: accept its terms and log in with `hf auth login`",
     "RepositoryNotFoundError": "the hub has no public data set of that name",
@@ -38,17 +37,13 @@ def expand_ranges(files: str | Sequence[str]) -> list[str]:
     """Expand `shard_{000..239}.parquet` to its 240 names; numbers are padded to the width of the first."""
     if not isinstance(files, str):
         return list(dict.fromkeys(name for pattern in files for name in expand_ranges(pattern)))
-    pattern, braces = files, RANGE.search(files)
-    if not braces:
-        return [pattern]
+    if not (braces := RANGE.search(files)):
+        return [files]
     first, last = braces.groups()
-    count = int(last) - int(first) + 1
-    if not 0 < count <= MOST_FILES:
-        raise DataError(
-            f"data.files: {braces.group()} in {pattern} is {max(count, 0):,} files; expected 1 to {MOST_FILES:,}"
-        )
+    if int(last) < int(first):
+        raise DataError(f"data.files: {braces.group()} in {files} has no numbers; the first is the smaller one")
     numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
-    return [name for n in numbers for name in expand_ranges(pattern[: braces.start()] + n + pattern[braces.end() :])]
+    return [name for number in numbers for name in expand_ranges(files.replace(braces.group(), number, 1))]
 
 
 def source_files(
@@ -86,9 +81,10 @@ def local_files(
     if not os.path.isdir(source):
         hub = f" (hub:{train[:100]}?)" if train.count("/") == 1 else ""
         raise DataError(f"there is no {train[:200]}; give `builtin`, `hub:OWNER/NAME`{hub}, or a file or folder")
-    paths = [path for pattern in expand_ranges(files or []) for path in _matches(source, pattern)]
     if files is None:
         paths = sorted(path for path in source.iterdir() if path.name.endswith(suffixes) and path.is_file())
+    else:
+        paths = [path for pattern in expand_ranges(files) for path in _matches(source, pattern)]
     if not paths:
         raise DataError(
             f"{source} has no {', '.join(suffixes)} files; name the folder that has them, or give files, such as "
@@ -100,12 +96,10 @@ def local_files(
 
 def _matches(source: Path, pattern: str) -> list[Path]:
     # Before globbing: a file's own name may hold brackets.
-    if (source / pattern).is_file():
-        return [source / pattern]
-    paths = sorted(source / name for name in glob.glob(pattern, root_dir=source, recursive=True))
-    if not any(path.is_file() for path in paths):
-        raise DataError(f"files: nothing in {source} matches {pattern}")
-    return [path for path in paths if path.is_file()]
+    names = [pattern] if (source / pattern).is_file() else sorted(glob.glob(pattern, root_dir=source, recursive=True))
+    if paths := [source / name for name in names if (source / name).is_file()]:
+        return paths
+    raise DataError(f"files: nothing in {source} matches {pattern}")
 
 
 def unreachable() -> str | None:
@@ -114,8 +108,8 @@ def unreachable() -> str | None:
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return None
     address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    port = address.port or (80 if address.scheme == "http" else 443)
     try:
+        port = address.port or (80 if address.scheme == "http" else 443)
         socket.create_connection((address.hostname or "", port), timeout=0.5).close()
     except TimeoutError:  # slow is not unreachable
         return None
@@ -149,10 +143,10 @@ def cached_hub_files(repository: str, names: Sequence[str], revision: str | None
     """Return the files if all of them are on this machine, in one snapshot of the data set."""
     from huggingface_hub import try_to_load_from_cache
 
-    paths, cache = [], _hub_cache()
+    paths = []
     for name in names:
         try:
-            path = try_to_load_from_cache(repository, name, cache_dir=cache, revision=revision, repo_type="dataset")
+            path = try_to_load_from_cache(repository, name, revision=revision, repo_type="dataset")
         except (ValueError, OSError) as error:  # a name that the hub cannot have
             raise DataError(f"{name} cannot be a file of the data set {repository}: {error}") from None
         if not isinstance(path, str):  # None, or a marker object for a file that is known not to exist
@@ -168,24 +162,14 @@ def _download(repository: str, name: str, revision: str | None) -> Path:
     disable_progress_bars()  # ours covers all files, and eight at once would be unreadable
     options: dict[str, Any] = {"repo_type": "dataset", "endpoint": os.environ.get("HF_ENDPOINT") or None}
     try:
-        return Path(hf_hub_download(repository, name, revision=revision, cache_dir=_hub_cache(), **options))
+        return Path(hf_hub_download(repository, name, revision=revision, **options))
     except Exception as error:  # the connection, a full disk, proxies and the library's transports raise many kinds
         cause = (str(error.__cause__ or error).splitlines() or [type(error).__name__])[0][:200]
-        raise _not_downloaded(repository, name, REASONS.get(type(error).__name__, cause), revision) from error
+        raise _not_downloaded(repository, name, REASONS.get(type(error).__name__, cause)) from error
 
 
-def _not_downloaded(repository: str, name: str, reason: str, revision: str | None = None) -> DataError:
-    place = f"{name} of the data set {repository}" + (f" ({revision})" if revision else "")
+def _not_downloaded(repository: str, name: str, reason: str) -> DataError:
     return DataError(
-        f"{place} is not on this machine and cannot be downloaded ({reason}); correct the recipe, run `lap fetch "
-        "RECIPE` where the hub can be reached, or give local files with --data"
+        f"{name} of the data set {repository} is not on this machine and cannot be downloaded ({reason}); correct the "
+        "recipe, run `lap fetch RECIPE` where the hub can be reached, or give local files with --data"
     )
-
-
-def _hub_cache() -> Path:
-    """Return the hub's cache folder; the library reads the variables only once, at its import."""
-    from huggingface_hub import constants
-
-    home = os.environ.get("HF_HOME")
-    given = os.environ.get("HF_HUB_CACHE") or (home and f"{home}/hub")
-    return Path(given).expanduser() if given else Path(constants.HF_HUB_CACHE)

@@ -8,10 +8,8 @@
     def register(extensions):               # in the module of the entry point group `lap.plugins`
         extensions.add("data source", Fables())
 
-Text and conversations are written once to a jsonl file in the cache, which a run reads like any other, so that
-everything (validation split, tokens, identity in `run.json`) works as for local files.
-
-The sizes of public data sets are known too (`known_set`), for `lap plan` before anything is downloaded.
+Text and conversations are written once to a jsonl file in the cache, which a run reads like any other local file. The
+sizes of public data sets are known too (`known_set`), for `lap plan` before anything is downloaded.
 """
 
 import json

@@ -259,10 +259,6 @@ class SceneReader(Reader):
         self._fill = np.array([round(255 * x) for x in fill], dtype=np.uint8)
         self._key = seed
 
-    @property
-    def example_bytes(self) -> int:
-        return 4 * self._crop_size**2  # three colours and a class
-
     def read(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
         size = self._crop_size
         images_BCHW = torch.empty(len(examples), 3, size, size, dtype=torch.uint8)

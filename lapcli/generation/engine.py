@@ -154,45 +154,13 @@ def draw(logits_BV: Tensor, sampling: Sampling, noise: Sequence[float]) -> list[
     return [int(id_) for id_ in drawn_B.tolist()]
 
 
-class ToolUse:
-    """Calls of the calculator in one row."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._start, self._end = (tokenizer.special(name) for name in ("<|python_start|>", "<|python_end|>"))
-        self._expression: list[int] | None = None
-
-    def after(self, token: int) -> list[int]:
-        """Return the tokens that must follow, if any: the calculator's result."""
-        if token == self._start:
-            self._expression = []
-        elif token == self._end and self._expression is not None:
-            result = calculate(self._tokenizer.decode(self._expression))
-            self._expression = None
-            # Without a result nothing is forced and the model continues, as in nanochat's engine.py.
-            if result is not None:
-                start, end = (self._tokenizer.special(name) for name in ("<|output_start|>", "<|output_end|>"))
-                return [start, *self._tokenizer.encode(result), end]
-        elif self._expression is not None:
-            self._expression.append(token)
-        return []
-
-
 class Event(NamedTuple):
     """One token of one sample of one prompt."""
 
     prompt: int
     sample: int
     token: int
-    is_forced: bool  # the calculator's, not the model's
     is_end: bool  # the token that ends an answer and is not part of it
-
-
-@dataclass
-class Completion:
-    tokens: list[int] = field(default_factory=list)
-    is_forced: list[bool] = field(default_factory=list)
-    has_ended: bool = False  # by an end token, not by max_tokens
 
 
 @dataclass
@@ -200,17 +168,11 @@ class _Row:
     prompt: int
     sample: int
     key: int
-    tool: ToolUse | None
-    forced: deque[int] = field(default_factory=deque)
+    call: list[int] | None = None  # tokens of the expression that the calculator is about to be given
+    forced: deque[int] = field(default_factory=deque)  # the calculator's answer, still to come
     count: int = 0
     token: int = -1
     is_done: bool = False
-
-
-class _Prefix(NamedTuple):
-    prompt: int
-    cache: KVCache
-    logits_1V: Tensor
 
 
 class Engine:
@@ -220,23 +182,16 @@ class Engine:
         self, model: GPT, tokenizer: Tokenizer | None = None, batch: int = 32, uses_tools: bool = True
     ) -> None:
         self.model, self.tokenizer, self.batch = model, tokenizer, batch
-        self._tool_user = tokenizer if uses_tools else None
+        self._uses_tools = uses_tools and tokenizer is not None
         # <|bos|> also ends an answer: in training it begins the next document.
-        ends = ("<|assistant_end|>", "<|bos|>") if tokenizer else ()
-        self._ends = {tokenizer.special(name) for name in ends} if tokenizer else set()
+        self._ends = {tokenizer.special(name) for name in ("<|assistant_end|>", "<|bos|>")} if tokenizer else set()
 
-    def complete(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, samples: int = 1
-    ) -> list[list[Completion]]:
-        """Return `samples` completions of every prompt."""
-        completions = [[Completion() for _ in range(samples)] for _ in prompts]
+    def complete(self, prompts: Sequence[Sequence[int]], sampling: Sampling, samples: int = 1) -> list[list[list[int]]]:
+        """Return the tokens of `samples` completions of every prompt."""
+        completions: list[list[list[int]]] = [[[] for _ in range(samples)] for _ in prompts]
         for event in self.stream(prompts, sampling, samples):
-            completion = completions[event.prompt][event.sample]
-            if event.is_end:
-                completion.has_ended = True
-            else:
-                completion.tokens.append(event.token)
-                completion.is_forced.append(event.is_forced)
+            if not event.is_end:
+                completions[event.prompt][event.sample].append(event.token)
         return completions
 
     def stream(
@@ -253,19 +208,18 @@ class Engine:
         cache = RowCache(self.model.config, min(self.batch, len(waiting)), weight.dtype, weight.device)
         rows: list[_Row] = []
         # The samples of a prompt are adjacent in `waiting`, so that one prefix is enough.
-        prefix: _Prefix | None = None
+        read = -1
         while waiting or rows:
             while waiting and len(rows) < self.batch:
                 number, sample = waiting.popleft()
-                if prefix is None or prefix.prompt != number:
-                    prefix = self._read(number, prompts[number])
-                key = noise_key(prompts[number], sampling.seed, sample)
-                row = _Row(number, sample, key, ToolUse(self._tool_user) if self._tool_user else None)
+                if number != read:
+                    read, (prefix, logits_1V) = number, self._read(prompts[number])
+                row = _Row(number, sample, noise_key(prompts[number], sampling.seed, sample))
                 # A first token for each sample: nanochat of 2025 drew one for all of them, which lowers pass@k.
-                (token,) = draw(prefix.logits_1V, sampling, [uniform(key, 0)])
+                (token,) = draw(logits_1V, sampling, [uniform(row.key, 0)])
                 yield self._take(row, token, sampling, is_over)
                 if not row.is_done:
-                    cache.add(prefix.cache)
+                    cache.add(prefix)
                     rows.append(row)
             if not rows:
                 continue
@@ -280,11 +234,11 @@ class Engine:
                     rows.pop()
 
     @torch.inference_mode()
-    def _read(self, number: int, prompt: Sequence[int]) -> _Prefix:
+    def _read(self, prompt: Sequence[int]) -> tuple[KVCache, Tensor]:
         weight = self.model.embed.weight
         cache = KVCache(self.model.config, 1, len(prompt), weight.dtype, weight.device)
         x_1TC = self.model.hidden(torch.tensor([list(prompt)], device=weight.device), cache)
-        return _Prefix(number, cache, self._logits(x_1TC))
+        return cache, self._logits(x_1TC)
 
     @torch.inference_mode()
     def _decode(self, tokens: list[int], cache: RowCache) -> Tensor:
@@ -309,12 +263,27 @@ class Engine:
         # Forced tokens count towards max_tokens, as in nanochat.
         row.is_done = is_end or row.count >= sampling.max_tokens
         # The calculator's own output is not searched for calls.
-        if row.tool is not None and not is_forced:
-            row.forced.extend(row.tool.after(token))
-        event = Event(row.prompt, row.sample, token, is_forced, is_end)
+        if self._uses_tools and not is_forced:
+            self._look_for_call(row, token)
+        event = Event(row.prompt, row.sample, token, is_end)
         if is_over is not None and is_over(event):
             row.is_done = True
         return event
+
+    def _look_for_call(self, row: _Row, token: int) -> None:
+        """After a call of the calculator, force its result, between the tokens of an output."""
+        tokenizer = self.tokenizer
+        assert tokenizer is not None
+        if token == tokenizer.special("<|python_start|>"):
+            row.call = []
+        elif row.call is not None and token == tokenizer.special("<|python_end|>"):
+            result, row.call = calculate(tokenizer.decode(row.call)), None
+            # Without a result nothing is forced and the model continues, as in nanochat's engine.py.
+            if result is not None:
+                start, end = (tokenizer.special(name) for name in ("<|output_start|>", "<|output_end|>"))
+                row.forced.extend([start, *tokenizer.encode(result), end])
+        elif row.call is not None:
+            row.call.append(token)
 
     def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
         longest = max((len(prompt) for prompt in prompts), default=0)
@@ -333,4 +302,4 @@ def generate(
 ) -> list[int]:
     """Generate exactly `max_tokens` tokens after one prompt, past any end token."""
     sampling = Sampling(max_tokens, temperature, top_k, seed)
-    return Engine(model).complete([prompt], sampling)[0][0].tokens
+    return Engine(model).complete([prompt], sampling)[0][0]

@@ -15,15 +15,6 @@ QUERIES_AT_ONCE, KEYS_AT_ONCE = 512, 16_384
 
 def nearest(queries_QD: Tensor, keys_ND: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
     """Return the inner products with the nearest keys, largest first, and those keys' indices; both Q x neighbours."""
-    similarity = queries_QD.new_empty(len(queries_QD), neighbours)
-    index = torch.empty(len(queries_QD), neighbours, dtype=torch.int64, device=queries_QD.device)
-    for first in range(0, len(queries_QD), QUERIES_AT_ONCE):
-        part = slice(first, first + QUERIES_AT_ONCE)
-        similarity[part], index[part] = _nearest(queries_QD[part], keys_ND, neighbours)
-    return similarity, index
-
-
-def _nearest(queries_QD: Tensor, keys_ND: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
     best_QM = queries_QD.new_empty(len(queries_QD), 0)
     index_QM = torch.empty(len(queries_QD), 0, dtype=torch.int64, device=queries_QD.device)
     for first in range(0, len(keys_ND), KEYS_AT_ONCE):
@@ -64,7 +55,7 @@ def classify(
     queries_QD = F.normalize(queries_QD, dim=1)
     classes_of_k: dict[int, list[Tensor]] = {k: [] for k in counts}
     for first in range(0, len(queries_QD), QUERIES_AT_ONCE):
-        similarity_QM, index_QM = _nearest(queries_QD[first : first + QUERIES_AT_ONCE], unit_keys_ND, max(counts))
+        similarity_QM, index_QM = nearest(queries_QD[first : first + QUERIES_AT_ONCE], unit_keys_ND, max(counts))
         for k, classes_Q in vote(similarity_QM, labels_N[index_QM], classes, counts, temperature).items():
             classes_of_k[k].append(classes_Q)
     return {k: torch.cat(parts) for k, parts in classes_of_k.items()}

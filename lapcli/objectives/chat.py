@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lapcli.data.chat.batches import ChatBatches, PackedBatches, PaddedBatches
 from lapcli.data.chat.conversation import conversation, render_prompt
-from lapcli.data.chat.mixture import Mixture, count_stage, fetch_data_sets, prepare_mixture
+from lapcli.data.chat.mixture import Mixture, count_stage, counts_as_text, fetch_data_sets, prepare_mixture
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation.dialogue import transcript
 from lapcli.generation.engine import Engine, Sampling
@@ -189,7 +189,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
         completions = Engine(self.model, self.tokenizer).complete(self._prompts, sampling)
         return {
             "samples": [
-                {"prompt": prompt, "continuation": " " + transcript(samples[0].tokens, self.tokenizer)}
+                {"prompt": prompt, "continuation": " " + transcript(samples[0], self.tokenizer)}
                 for prompt, samples in zip(settings.prompts, completions, strict=True)
             ]
         }
@@ -200,13 +200,13 @@ class Chat(GPTObjective[ChatStageRecipe]):
         return fetch_data_sets(recipe, progress)
 
     def plan_facts(self, batches: BatchPlan) -> PlanFacts:
-        counts = count_stage(self.recipe.stage, self.recipe)
-        facts = self.token_facts(counts.steps)
+        counts = count_stage(self.recipe)
+        facts = self.token_facts(counts["steps"])
         if not self._packed:
             context = self.recipe.model.context
             longest = f"at most: rows are padded to the longest of a micro-batch, here to {context:,} tokens"
             facts |= {"example": "conversations", "lines": {**facts["lines"], "length": longest}}
-        missing = [count.name for count in (*counts.train, *counts.validation) if count.available is None]
+        missing = [count["name"] for count in counts["train"] + counts["validation"] if count["available"] is None]
         if missing:
             facts |= {"download": f"{', '.join(missing)}, whose size only the hub knows", "download_bytes": None}
-        return PlanFacts(data=counts.to_text(), **facts)
+        return PlanFacts(data=counts_as_text(self.recipe.stage, counts), **facts)

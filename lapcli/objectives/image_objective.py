@@ -1,7 +1,6 @@
 """What the objectives on images share: their data, workers and loading."""
 
 import contextlib
-import os
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy
-from lapcli.runtime.machine import check_compiler, check_shared_memory
+from lapcli.runtime.machine import check_compiler
 from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.ranks import World
 
@@ -58,9 +57,6 @@ class ImageObjective(Objective[R]):
             workers=count_workers(self.recipe.data.workers, self.world.device),
             device=self.world.device,
         )
-        # Shared memory has to fit the prefetched batches of all local processes, in training and in validation.
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        check_shared_memory(local_size * 2 * self._loader.bytes_ahead(), self._loader.workers)
 
     def examples(self, step: int, micro_step: int) -> list[Example]:
         first = self.batches.first(micro_step, self.world.rank)

@@ -15,9 +15,8 @@ from lapcli.checkpoint import Checkpoint, load_weights
 from lapcli.data.source_files import cached_hub_files
 from lapcli.data.sources import known_set
 from lapcli.data.text.batches import TokenBatches
-from lapcli.data.text.corpus import hub_list
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.data.text.tokens import TextData, describe_source, prepare_text
+from lapcli.data.text.tokens import TextData, describe_source, hub_list, prepare_text
 from lapcli.generation.engine import generate
 from lapcli.heads.operator_attention import operator_parameters
 from lapcli.measures.bits_per_byte import bigram_bits_per_byte, bits_per_byte
@@ -290,14 +289,8 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         prepared = prepare_text(recipe.data, tokenizer, progress=progress)
         return {
             "source": recipe.data.train,
-            "source_files": prepared.source_files,
-            "source_bytes": prepared.source_bytes,
-            "documents": prepared.documents,
+            **prepared.facts,
             "vocab": prepared.tokenizer.vocab_size,
-            "train_tokens": len(prepared.train),
-            "validation_tokens": len(prepared.validation),
-            "bytes_on_disk": sum(path.stat().st_size for path in prepared.folder.iterdir()),
-            "folder": str(prepared.folder),
             "identity": prepared.identity,
             "tokenizer_sha256": prepared.tokenizer.sha256,
         }

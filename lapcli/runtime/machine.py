@@ -44,27 +44,6 @@ def free_shared_memory() -> int | None:
     return place.f_bavail * place.f_frsize
 
 
-def check_shared_memory(needed: int, workers: int) -> None:
-    """Refuse to start data workers whose batches do not fit into shared memory: they would die of a bus error.
-
-    `workers` are those of one process, `needed` the bytes of all of them on this machine.
-    """
-    free = free_shared_memory()
-    if free is None or needed <= free:
-        return
-    fit = workers * free // needed
-    raise UsageError(
-        f"reading images with data.workers={workers} takes {_size(needed)} of shared memory, and {SHARED_MEMORY} has "
-        f"{_size(free)} free; make it larger (docker run --shm-size={_size(needed, up=True)}) or use "
-        f"--set data.workers={fit}"
-    )
-
-
-def _size(count: int, up: bool = False) -> str:
-    """Format a size for people, or with `up` rounded up in docker's notation."""
-    return f"{-(-count // 10**6)}m" if up else f"{count / 10**6:,.0f} MB"
-
-
 def check_compiler(device_type: str) -> None:
     """Refuse to start if `torch.compile` has no compiler: Triton compiles C for CUDA, Inductor C++ for the CPU."""
     language, variable, names = "C++", "CXX", ["clang++" if sys.platform == "darwin" else "g++"]

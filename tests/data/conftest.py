@@ -72,8 +72,10 @@ class HubServer:
 def lap_cache(tmp_path_factory, monkeypatch):
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("LAP_CACHE", str(cache))
-    monkeypatch.setenv("HF_HOME", str(cache / "huggingface"))
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    hub = str(cache / "huggingface" / "hub")
+    monkeypatch.setenv("HF_HUB_CACHE", hub)
+    # The library reads it when it is imported.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", hub)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return cache
 

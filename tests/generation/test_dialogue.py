@@ -41,10 +41,6 @@ def test_no_piece_breaks_a_character(tokenizer):
     assert "".join([*pieces, shown.end()]) == text
     assert "\ufffd" not in "".join(pieces)
     assert pieces[2:4] == ["", "é"]
-
-
-def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
-    assert transcript(tokenizer.encode("é")[:1], tokenizer) == "\ufffd"
     assert transcript([0xC3, special(tokenizer, "python_start"), ord("1")], tokenizer) == "\ufffd[calculator: 1"
 
 
@@ -80,17 +76,6 @@ def test_the_prompt_holds_what_was_said(model, tokenizer, monkeypatch):
     dialogue.clear()
     list(dialogue.answer("hi"))
     assert prompts[2] == prompts[0]
-
-
-def test_what_no_longer_fits_is_forgotten(model, tokenizer):
-    dialogue = Dialogue(model, tokenizer, Sampling(8, 1.0))
-    for _ in range(12):
-        list(dialogue.answer("a question"))
-    assert dialogue.forgotten > 5
-    prompt = dialogue._prompt(dialogue._user_turn("x" * 1000))
-    assert len(prompt) + 8 <= 64
-    assert prompt[-2:] == [special(tokenizer, "user_end"), special(tokenizer, "assistant_start")]
-    assert prompt[:2] == [tokenizer.bos, special(tokenizer, "user_start")]
 
 
 def typed(*lines):

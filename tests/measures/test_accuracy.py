@@ -44,8 +44,7 @@ def by_hand(images):
     return correct
 
 
-@pytest.mark.parametrize("batch", [1, 7, 100, 1000])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("batch", "size"), [(7, 1), (100, 2), (1000, 3)])
 def test_every_image_is_counted_once(images, batch, size):
     total = {"images": 0, 1: 0, 5: 0}
     for rank in range(size):
@@ -92,7 +91,7 @@ def test_weights_that_give_nonsense_are_not_scored(images):
         measure_accuracy(Broken(), images, *looks(), World(0, 1, torch.device("cpu")), 100)
 
 
-@pytest.mark.parametrize(("successes", "count"), [(0, 10), (10, 10), (351, 359), (9535, 10_000), (1, 2)])
+@pytest.mark.parametrize(("successes", "count"), [(0, 10), (351, 359), (9535, 10_000)])
 def test_the_interval_is_scipys(successes, count):
     expected = binomtest(successes, count).proportion_ci(0.95, method="wilson")
     assert wilson_interval(successes, count) == pytest.approx((expected.low, expected.high), abs=1e-12)

@@ -23,15 +23,6 @@ def by_counting(train: list[int], validation: list[int], lengths: list[int]) -> 
     return bits / total
 
 
-def test_by_hand() -> None:
-    """Three ids of 1, 2 and 0 bytes; after 0 came 1 twice and 2 once; the last 0 is not followed by anything."""
-    train = np.array([0, 1, 0, 1, 0, 2, 0], dtype=np.uint16)
-    validation = np.array([0, 1, 1, 2, 0], dtype=np.uint16)
-    # p(1|0) = 3/6, p(1|1) = 1/5, 2 has no bytes, p(0|2) = 2/4; 2 + 2 + 1 bytes
-    expected = (1 + math.log2(5) + 1) / 5
-    assert bigram_bits_per_byte(train, validation, np.array([1, 2, 0])) == pytest.approx(expected, rel=1e-12)
-
-
 @given(
     st.lists(st.integers(0, 6), min_size=2, max_size=60),
     st.lists(st.integers(0, 6), min_size=2, max_size=60),
@@ -56,6 +47,4 @@ def test_a_text_without_bytes_has_no_bits_per_byte() -> None:
     starts = np.full(5, 2, dtype=np.uint16)
     with pytest.raises(DataError, match="the held-out text has no bytes"):
         bigram_bits_per_byte(np.array([0, 1, 2], dtype=np.uint16), starts, np.array([1, 2, 0]))
-    with pytest.raises(DataError, match="of nothing has no bytes"):
-        bits_per_byte(0.0, 0, "a text of nothing")
     assert bits_per_byte(math.log(2), 2, "two bytes") == pytest.approx(0.5)

@@ -11,11 +11,6 @@ from safetensors.torch import load_file
 from sklearn.metrics.pairwise import cosine_similarity as pairwise
 from support import tiny_recipe, train_here, write_text
 
-from lapcli.analysis.analyze import analyze
-from lapcli.analysis.analyzed_models import find_models
-from lapcli.analysis.measurement import Settings
-from lapcli.analysis.measurements.mixing import OperatorMixing
-from lapcli.analysis.selection import Selection
 from lapcli.measures.smoothing import smoothing, without_padding
 from lapcli.objectives.loading import find_checkpoint, open_run
 
@@ -80,7 +75,7 @@ def test_the_numbers_are_of_the_first_held_out_sequences(tmp_path):
     assert logged["smoothing_within_sequence_share"] == pytest.approx(within / total, rel=1e-5)
 
 
-def test_what_operators_learn_is_logged_by_layer_and_head_and_drawn_over_training(tmp_path):
+def test_what_operators_learn_is_logged_by_layer_and_head(tmp_path):
     operators = {"mix": {"heads": 2, "learn": ["alpha"]}, "exclusive": {"heads": 1, "gate": "tanh"}, "gate": 1}
     logging = recipe("language", tmp_path / "text.txt", True)
     logging = logging.model_copy(
@@ -97,25 +92,6 @@ def test_what_operators_learn_is_logged_by_layer_and_head_and_drawn_over_trainin
         gate = weights[f"blocks.{layer}.attn.operators.exclusive_gate"].tanh()
         assert logged[-1][f"smoothing_exclusive_gate_layer_{layer}_head_1"] == float(gate)
     assert any(logged[-1].values()), "it has learnt something"
-    selection = Selection(tmp_path, limit=4)
-    (analysis,) = analyze(["mixing"], find_models(selection, [run]), Settings())
-    panels = OperatorMixing.draw(analysis).axes
-    over = {panel.get_ylabel(): panel for panel in panels if panel.get_title() == "over training"}
-    assert set(over) == {"mix alpha", "exclusive gate"}  # a gate of the input is no number that could be logged
-    drawn = [line.get_xydata().tolist() for line in over["mix alpha"].lines]
-    assert drawn == [[[step, each[name]] for step, each in zip((0, 2, 4), logged, strict=True)] for name in names]
-
-
-def test_off_does_not_run_it(tmp_path, monkeypatch):
-    """A run that does not ask for it is not slowed by a probe whose numbers would be thrown away."""
-
-    def probed(*_):
-        raise RuntimeError("the probe ran")
-
-    monkeypatch.setattr("lapcli.objectives.language_model.smoothing", probed)
-    train_here(recipe("language", tmp_path / "text.txt", False), tmp_path, "plain")
-    with pytest.raises(RuntimeError, match="the probe ran"):
-        train_here(recipe("language", tmp_path / "text.txt", True), tmp_path, "smooth")
 
 
 def test_a_compiled_model_is_measured_as_it_is():

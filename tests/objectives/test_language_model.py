@@ -11,7 +11,7 @@ from support import built
 
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.data.text.tokens import TextData
-from lapcli.data.token_store import ShardWriter, TokenStream, token_dtype
+from lapcli.data.token_store import PartWriter, TokenStore, TokenStream
 from lapcli.models.gpt import GPT
 from lapcli.objectives.language_model import LanguageModel, gpt_config, parameter_groups
 from lapcli.recipe import recipe_from_dict
@@ -100,16 +100,22 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def data(tokenizer: Tokenizer, tmp_path: Path) -> TextData:
     """Documents of the text with the start token before each, in both streams."""
-    dtype = token_dtype(275)
 
-    def stream(name: str, documents: int) -> TokenStream:
-        writer = ShardWriter(tmp_path, name, dtype)
-        for i in range(documents):
-            writer.append(np.array([tokenizer.bos, *tokenizer.encode(TEXT[i * 7 : i * 7 + 50])]))
-        writer.close()
-        return TokenStream(tmp_path, writer.shards, dtype)
+    def documents(count: int) -> TokenStream:
+        return stream([[tokenizer.bos, *tokenizer.encode(TEXT[i * 7 : i * 7 + 50])] for i in range(count)], tmp_path)
 
-    return TextData(tokenizer, stream("train", 30), stream("validation", 9), "", 39, "", tmp_path, 1, 1)
+    return TextData(tokenizer, documents(30), documents(9), "", "", {})
+
+
+def stream(documents: list[list[int]], folder: Path) -> TokenStream:
+    part = folder / str(len(documents))
+    part.mkdir()
+    writer = PartWriter(part, 275)
+    for ids in documents:
+        writer.append(ids)
+        writer.end()
+    writer.close()
+    return TokenStream(TokenStore([part]), np.arange(len(documents)))
 
 
 def alone() -> World:
@@ -160,10 +166,7 @@ class TestBitsPerByte:
 
     def test_a_text_without_bytes_has_none(self, data: TextData, tmp_path: Path) -> None:
         """Documents of nothing but their start: 0.0 would be the best result of all."""
-        writer = ShardWriter(tmp_path, "starts", token_dtype(275))
-        writer.append(np.full(100, data.tokenizer.bos))
-        writer.close()
-        starts = TokenStream(tmp_path, writer.shards, token_dtype(275))
+        starts = stream([[data.tokenizer.bos]] * 100, tmp_path)
         objective = built(LanguageModel, recipe(), replace(data, validation=starts), alone())
         with pytest.raises(DataError, match="the held-out text has no bytes"):
             validate(objective)

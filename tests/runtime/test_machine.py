@@ -2,7 +2,6 @@
 
 import os
 import sysconfig
-from collections import namedtuple
 
 import pytest
 from support import run_main
@@ -36,29 +35,6 @@ def test_cores_that_are_given_are_a_limit(monkeypatch):
     monkeypatch.setenv("LAP_CORES", "all")
     with pytest.raises(UsageError, match="LAP_CORES takes a number"):
         usable_cores()
-
-
-@pytest.fixture
-def small_shared_memory(monkeypatch):
-    """1 MB, as `df` would show it."""
-    real, found = os.statvfs, namedtuple("statvfs", "f_bavail f_frsize")
-
-    def statvfs(path):
-        return found(250, 4000) if str(path) == "/dev/shm" else real(path)
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
-
-
-@pytest.mark.slow
-def test_too_little_shared_memory_for_workers_is_said_before_the_first_step(small_shared_memory, tmp_path, capsys):
-    """1,000 images of 8 x 8 pixels and 3 colours in a batch, 2 batches ahead, 2 workers, training and validation."""
-    changes = ["train.batch=1000", "train.micro_batch=1000", "data.workers=2", "train.steps=1"]
-    given = [word for change in changes for word in ("--set", change)]
-    code, out, err = run_main(capsys, "train", "recipes/vit_digits.yaml", "--runs-dir", str(tmp_path), *given)
-    assert (code, out) == (2, "")
-    assert "--shm-size=2m" in err
-    assert "--set data.workers=1" in err
-    assert not list(tmp_path.rglob("step-*"))
 
 
 @pytest.mark.parametrize(("device", "variable"), [("cuda", "CC"), ("cpu", "CXX")])

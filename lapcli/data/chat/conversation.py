@@ -141,14 +141,9 @@ def render_batch(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) 
 
 def render_prompt(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
     """Render a conversation that ends with the user, and the token after which the assistant answers."""
-    return render_prompts([turns], tokenizer)[0]
-
-
-def render_prompts(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) -> list[list[int]]:
-    if not all(turns and turns[-1].role == "user" for turns in conversations):
+    if not turns or turns[-1].role != "user":
         raise ValueError("a prompt ends with a turn of the user")
-    start = tokenizer.special("<|assistant_start|>")
-    return [[*rendered.ids.tolist(), start] for rendered in render_batch(conversations, tokenizer)]
+    return [*render(turns, tokenizer).ids.tolist(), tokenizer.special("<|assistant_start|>")]
 
 
 def _pieces(turns: Sequence[Turn]) -> Iterator[tuple[str, bool, bool]]:

@@ -3,24 +3,93 @@
 Each data set from files is shuffled and its first `rows` are taken; then the rows of all data sets, each repeated
 `repeats` times, are shuffled together. With the seed 42 both shuffles are nanochat's. The rows of a recipe's mixtures
 can be counted before anything is rendered or downloaded.
+
+cache/chat/KEY are the parts of a token store, by one source file, the tokenizer and the longest row. The numbers of a
+row are its length, its number of targets, and whether it was cut at the longest row.
 """
 
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lapcli.data.cache import digest
-from lapcli.data.chat.formats import EXPECTED_FORMS, source_files
-from lapcli.data.chat.rendered_rows import RenderedRows, prepare_rows, rows_at_hand
+from lapcli.data.cache import build_once, digest
+from lapcli.data.chat.conversation import Malformed, Turn, refuse_empty_turns, render_batch
+from lapcli.data.chat.formats import EXPECTED_FORMS, READERS, source_files
+from lapcli.data.chat.generated import GENERATED_FORMATS, builtin_questions, generated_conversations, generated_key
+from lapcli.data.file_formats import count_rows, read_rows
 from lapcli.data.text.tokenizer import Tokenizer
+from lapcli.data.token_store import PartWriter, TokenStore, file_key, has_index
 from lapcli.recipe.chat import GENERATED, ChatRecipe, ChatStageRecipe, DataSet, Stage
+from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import Progress
+
+VERSION = 5  # of the files and of the wording of generated rows
+SHOWN = 3  # malformed conversations quoted in a message
+_ROWS_AT_ONCE = 2048
+
+
+class RenderedRows(TokenStore):
+    """The rows of a data set as token ids, rendered once and cached."""
+
+    def __init__(self, parts: Sequence[Path]) -> None:
+        super().__init__(parts)
+        self.target_counts, self.is_cut = self.numbers[:, 1], self.numbers[:, 2].astype(bool)
+        self.malformed: int = sum(index["malformed"] for index in self.indexes)
+        self.examples_of_malformed: list[str] = [text for index in self.indexes for text in index["examples"]][:SHOWN]
+
+
+def prepare_rows(
+    data_set: DataSet, tokenizer: Tokenizer, longest: int, progress: Progress | None = None
+) -> RenderedRows:
+    """Download and render the rows unless they are cached. Safe to call on every rank."""
+    if data_set.format in GENERATED_FORMATS:
+        sources: list[tuple[Any, Iterable[list[Turn] | Malformed]]] = [
+            (generated_key(data_set), generated_conversations(data_set))
+        ]
+    else:
+        paths = source_files(data_set, progress) or []
+        sources = [(file_key(path), read_conversations(path, data_set.format)) for path in paths]
+    folders = []
+    for number, (key, conversations) in enumerate(sources, start=1):
+        folder = cache_dir() / "chat" / digest(VERSION, data_set.format, key, tokenizer.sha256, longest)[:32]
+        folders.append(build_once(folder, partial(_render, conversations, tokenizer, longest), has_index))
+        if progress:
+            progress(f"rendering {data_set.name}", number, len(sources))
+    rows = RenderedRows(folders)
+    if not len(rows) and not rows.malformed:
+        raise DataError(f"{data_set.name} has no rows; check its source")
+    return rows
+
+
+def read_conversations(path: Path, form: str) -> Iterator[list[Turn] | Malformed]:
+    """Yield every row of a file as a conversation, or the error in it."""
+    for number, row in enumerate(read_rows(path), start=1):
+        try:
+            turns = READERS[form](row)
+            refuse_empty_turns(turns)
+            yield turns
+        except Malformed as error:
+            yield Malformed(f"{path.name} row {number}: {error}")
+
+
+def _render(conversations: Iterable[list[Turn] | Malformed], tokenizer: Tokenizer, longest: int, folder: Path) -> None:
+    writer = PartWriter(folder, tokenizer.vocab_size, columns=3, has_targets=True)
+    malformed: list[str] = []
+    conversations = iter(conversations)
+    while some := list(islice(conversations, _ROWS_AT_ONCE)):
+        malformed += [str(row) for row in some if isinstance(row, Malformed)]
+        for ids, is_target in render_batch([row for row in some if not isinstance(row, Malformed)], tokenizer):
+            writer.append(ids[:longest], is_target[:longest])
+            writer.end(is_target[:longest].sum(), len(ids) > longest)
+    writer.close(malformed=len(malformed), examples=malformed[:SHOWN])
 
 
 @dataclass(frozen=True)
@@ -76,11 +145,11 @@ class Mixture:
             f"{len(part.chosen):,}"
             for part in self.parts
         ]
-        malformed, longest = sum(part.rows.malformed for part in self.parts), self.parts[0].rows.longest
+        malformed = sum(part.rows.malformed for part in self.parts)
         text = f"{' + '.join(parts)} = {self.rows_asked_for:,} rows"
         text += f"; {self.dropped:,} without a token to learn are left out" if self.dropped else ""
         text += f"; {malformed:,} malformed ones are left out" if malformed else ""
-        return text + (f"; {self.cut:,} ({self.cut / len(self):.1%}) are cut at {longest:,} tokens" if self.cut else "")
+        return text + (f"; {self.cut:,} ({self.cut / len(self):.1%}) are cut at the context" if self.cut else "")
 
     def malformed_examples(self) -> list[str]:
         """Return messages about the first malformed rows that were skipped."""
@@ -132,83 +201,66 @@ def chosen_rows(data_set: DataSet, available: int, seed: int) -> np.ndarray:
 
 def _malformed(data_set: DataSet, rows: RenderedRows) -> DataError:
     examples = "".join(f"\n  {example}" for example in rows.examples_of_malformed)
-    more = rows.malformed - len(rows.examples_of_malformed)
-    rest = f"\n  and {more:,} more" if more else ""
     advice = "Correct them, or set skip_malformed: true in the stage to leave them out."
     if data_set.format == "conversations" and len(rows) == 0:  # skipping them would leave nothing
         advice = f"Expected {EXPECTED_FORMS}."
     return DataError(
-        f"{rows.malformed:,} of {rows.malformed + len(rows):,} conversations of {data_set.name} are malformed:"
-        f"{examples}{rest}\n{advice}"
+        f"{rows.malformed:,} of {rows.malformed + len(rows):,} conversations of {data_set.name} are malformed, such as"
+        f"{examples}\n{advice}"
     )
 
 
-@dataclass(frozen=True)
-class DataSetCount:
-    name: str
-    rows: int | None  # used; None: all of a source that is not on this machine
-    repeats: int
-    available: int | None  # in the source; None: not on this machine
+def available_rows(data_set: DataSet) -> int | None:
+    """Count the rows of the source; None if that needs a download. The recipe sets the number of generated rows."""
+    if data_set.format in GENERATED:
+        return data_set.rows
+    if data_set.format == "questions":
+        return sum(1 for _ in builtin_questions())
+    files = source_files(data_set, download=False)
+    return None if files is None else sum(map(count_rows, files))
 
 
-@dataclass(frozen=True)
-class StageCounts:
-    stage: str
-    train: list[DataSetCount]
-    validation: list[DataSetCount]
-    batch: int
-    unit: str
-    steps: int | None  # None for packed stages, whose steps are known once the rows are rendered
-    learning_rate_scale: float
-
-    @property
-    def rows(self) -> int | None:
-        return _sum(self.train)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "rows": self.rows, "validation_rows": _sum(self.validation)}
-
-    def to_text(self) -> str:
-        steps = "by tokens, known once rendered" if self.steps is None else f"{self.steps:,}"
-        lines = [f"{self.stage}: {self.batch:,} {self.unit} a step, steps: {steps}", *_table(self.train)]
-        return "\n".join(lines + (["  held out", *_table(self.validation)] if self.validation else []))
-
-
-def count_stages(recipe: ChatRecipe) -> list[StageCounts]:
-    return [count_stage(name, stage) for name, stage in recipe.stages.given().items()]
-
-
-def count_stage(name: str, stage: Stage | ChatStageRecipe) -> StageCounts:
+def count_stage(stage: Stage | ChatStageRecipe) -> dict[str, Any]:
+    """Count the rows of a stage's data sets: `rows` used of those `available`, null where a download is needed."""
     train, validation = (
         [
-            DataSetCount(data_set.name, data_set.rows or available, data_set.repeats, available)
-            for data_set in data_sets
-            for available in [rows_at_hand(data_set)]
+            {"name": d.name, "rows": d.rows or available, "repeats": d.repeats, "available": available}
+            for d in data_sets
+            for available in [available_rows(d)]
         ]
         for data_sets in (stage.mixture, stage.validation.mixture)
     )
     padded, steps, rows = stage.batching == "padded", stage.train.steps, _sum(train)
     if steps is None and padded and rows is not None:
         steps = max(1, int((stage.train.epochs or 0) * rows) // stage.train.batch - stage.drop_last_update)
-    unit = "conversations" if padded else "packed sequences"
-    return StageCounts(name, train, validation, stage.train.batch, unit, steps, stage.optimizer.lr_scale)
+    return {
+        "train": train,
+        "validation": validation,
+        "batch": stage.train.batch,
+        "unit": "conversations" if padded else "packed sequences",
+        "steps": steps,  # null for packed stages, whose steps are known once the rows are rendered
+        "rows": rows,
+        "validation_rows": _sum(validation),
+    }
 
 
-def _sum(counts: Sequence[DataSetCount]) -> int | None:
-    if any(count.rows is None for count in counts):
-        return None
-    return sum((count.rows or 0) * count.repeats for count in counts)
+def counts_as_text(name: str, counts: dict[str, Any]) -> str:
+    steps = "by tokens, known once rendered" if counts["steps"] is None else f"{counts['steps']:,}"
+    lines = [f"{name}: {counts['batch']:,} {counts['unit']} a step, steps: {steps}"]
+    for part in ("train", "validation"):
+        lines += ["  held out"] if part == "validation" and counts[part] else []
+        for count in counts[part]:
+            rows = "all" if count["rows"] is None else f"{count['rows']:,}"
+            rows = rows if count["repeats"] == 1 else f"{count['repeats']} x {rows}"
+            there = "not on this machine" if count["available"] is None else f"of {count['available']:,}"
+            lines.append(f"  {count['name']:<24}{rows:>14}   {there}")
+    total = counts["rows"]
+    return "\n".join([*lines, f"  {'rows to train on':<24}{'unknown' if total is None else f'{total:,}':>14}"])
 
 
-def _table(counts: Sequence[DataSetCount]) -> list[str]:
-    lines = []
-    for count in counts:
-        rows = "all" if count.rows is None else f"{count.rows:,}"
-        rows = rows if count.repeats == 1 else f"{count.repeats} x {rows}"
-        there = "not on this machine" if count.available is None else f"of {count.available:,}"
-        lines.append(f"  {count.name:<24}{rows:>14}   {there}")
-    total = _sum(counts)
-    return [*lines, f"  {'rows in all':<24}{'unknown' if total is None else f'{total:,}':>14}"]
+def _sum(counts: Sequence[dict[str, Any]]) -> int | None:
+    known = all(count["rows"] is not None for count in counts)
+    return sum(count["rows"] * count["repeats"] for count in counts) if known else None
 
 
 def fetch_data_sets(recipe: ChatRecipe, progress: Progress | None = None) -> list[dict[str, Any]]:
@@ -221,7 +273,7 @@ def fetch_data_sets(recipe: ChatRecipe, progress: Progress | None = None) -> lis
             entries[key] = {
                 "name": data_set.name,
                 "source": data_set.source,
-                "rows": max(rows_at_hand(data_set) or 0, entries.get(key, {"rows": 0})["rows"]),
+                "rows": max(available_rows(data_set) or 0, entries.get(key, {"rows": 0})["rows"]),
                 "bytes": sum(path.stat().st_size for path in files),
                 "sha256": [sha256_of_file(path) for path in files],
             }

@@ -34,7 +34,18 @@ from lapcli.runtime.errors import UsageError
 def training_transform(source: ImageSource, size: int) -> Compose:
     wanted = source.augmentation
     try:
-        transform = _create(source, size)
+        transform = create_transform(
+            size,
+            is_training=True,
+            scale=(wanted.scale[0], wanted.scale[1]) if wanted.scale else None,
+            hflip=wanted.flip,
+            color_jitter=wanted.color_jitter,  # type: ignore[arg-type]
+            auto_augment=wanted.policy,
+            interpolation=source.interpolation,
+            mean=tuple(source.mean),  # RandAugment's fill colour
+            std=tuple(source.std),
+            normalize=False,
+        )
     except (AssertionError, KeyError, ValueError) as error:
         raise UsageError(f"data.augmentation.policy {wanted.policy!r} is not a timm policy: {error}") from None
     if wanted.crop == "padded":  # as in the DeiT repository for images of 32 pixels
@@ -46,22 +57,6 @@ def training_transform(source: ImageSource, size: int) -> Compose:
     _keep_posterising(transform)
     transform.transforms[-1] = as_pixels
     return transform
-
-
-def _create(source: ImageSource, size: int) -> Compose:
-    wanted = source.augmentation
-    return create_transform(
-        size,
-        is_training=True,
-        scale=(wanted.scale[0], wanted.scale[1]) if wanted.scale else None,
-        hflip=wanted.flip,
-        color_jitter=wanted.color_jitter,  # type: ignore[arg-type]
-        auto_augment=wanted.policy,
-        interpolation=source.interpolation,
-        mean=tuple(source.mean),  # RandAugment's fill colour
-        std=tuple(source.std),
-        normalize=False,
-    )
 
 
 def _keep_posterising(transform: Compose) -> None:

@@ -106,12 +106,6 @@ class CropReader(Reader):
         *self._globals, self._local = crop_kinds(source)
         self._filter = FILTERS[source.interpolation]
 
-    @property
-    def example_bytes(self) -> int:
-        crops = self._crops
-        drawn = (GLOBALS + crops.locals) * ColourParameters.K * torch.float32.itemsize
-        return 3 * (GLOBALS * crops.global_size**2 + crops.locals * crops.local_size**2) + drawn
-
     def read(self, examples: Sequence[Example]) -> tuple[Tensor, ...]:
         """Return global and local crops, then the draws for global and for local ones."""
         crops, count = self._crops, len(examples)

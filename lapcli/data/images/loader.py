@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from lapcli.data.images.image_set import ImageSet
 from lapcli.runtime.errors import DataError, LapError
-from lapcli.runtime.machine import check_shared_memory, usable_cores
+from lapcli.runtime.machine import usable_cores
 
 BATCHES_AHEAD = 2  # prefetched by each worker
 #: Seconds of one core of a cloud machine (AMD EPYC, 2026) to decode a photograph of 500 x 375 pixels, for each crop
@@ -110,11 +110,6 @@ class Reader:
         labels_B = torch.from_numpy(self._images.labels[[example.index for example in examples]])
         return torch.from_numpy(images_BCHW), labels_B
 
-    @property
-    def example_bytes(self) -> int:
-        """Bytes of shared memory that one example takes on its way from a worker."""
-        return 3 * self._size**2
-
     def __getitems__(self, examples: Sequence[Example]) -> Any:
         """Read examples in a DataLoader worker; errors are returned as values: DataLoader would change their
         message."""
@@ -154,18 +149,14 @@ class ImageLoader:
             self._start((step, micro_step))
         try:
             read = next(self._ahead)  # type: ignore[arg-type]
-        except RuntimeError as error:  # a worker was killed, usually for lack of memory
-            raise LapError(f"a worker that reads images died ({error}); use fewer with data.workers") from error
+        except RuntimeError as error:  # a worker was killed, usually for lack of memory, or of shared memory
+            advice = "use fewer with data.workers, or make /dev/shm larger (docker run --shm-size=8g)"
+            raise LapError(f"a worker that reads images died ({error}); {advice}") from error
         if isinstance(read, DataError):
+            self.close()  # while the error is handled its traceback would keep the workers alive
             raise read
         self._next = self._after((step, micro_step))
         return read
-
-    def bytes_ahead(self, first: Request = (0, 0)) -> int:
-        """Return the shared memory that batches take on their way from the workers; 0 without workers."""
-        if self.workers == 0:
-            return 0
-        return self.workers * BATCHES_AHEAD * len(self._examples(*first)) * self._reader.example_bytes
 
     def close(self) -> None:
         """End the workers."""
@@ -173,7 +164,6 @@ class ImageLoader:
 
     def _start(self, first: Request) -> None:
         self.close()
-        check_shared_memory(self.bytes_ahead(first), self.workers)
         loader: DataLoader = DataLoader(
             self._reader,  # type: ignore[arg-type]
             batch_sampler=self._from(first),

@@ -40,7 +40,7 @@ class TokenBatches:
             epoch, index = divmod(step * self._batch + first + row, self.sequences_per_epoch)
             # A source in random order is read in that order in every epoch, as nanochat's loader does.
             index = index if self._shuffled else int(self._order(epoch)[index])
-            tokens[row] = self._stream.read_raw(index * self._context, self._context + 1)
+            tokens[row] = self._stream.read(index * self._context, self._context + 1)
         tokens_BT = torch.from_numpy(tokens)
         return tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous()
 

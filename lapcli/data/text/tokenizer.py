@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -226,16 +225,12 @@ _LONG_RUN = re.compile(r"(\w{2048}|\s{2048}|[^\w\s]{2048})")
 
 def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: int) -> Tokenizer:
     """Learn `vocab` tokens with the special ones, from the first `crop` characters of each text, `max_chars` in all."""
-    texts = iter(texts)
-    first = next(texts, None)
-    if first is None:
-        raise DataError("there is no text to train the tokenizer on; check data.train, data.files and data.column")
     ordinary = vocab - len(SPECIAL_TOKENS)
     learner = _assemble(models.BPE())
     # Ties among equally frequent pairs go to the smaller ids. The trainer would number the bytes by their printable
     # characters; handing them over as "special" tokens numbers them by value, which makes ties fall as in rustbpe.
     trainer = trainers.BpeTrainer(vocab_size=ordinary, special_tokens=BYTE_CHARACTERS, show_progress=False)
-    learner.train_from_iterator(_excerpts(chain([first], texts), max_chars, crop), trainer)
+    learner.train_from_iterator(_excerpts(texts, max_chars, crop), trainer)
     learned = json.loads(learner.to_str())["model"]
     if len(learned["vocab"]) < ordinary:
         possible = len(learned["vocab"]) + len(SPECIAL_TOKENS)

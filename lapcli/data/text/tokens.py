@@ -1,34 +1,37 @@
-"""From a recipe's text source to memory-mapped token ids: tokenised once and cached.
+"""From a text source to memory-mapped token ids: tokenised once and cached.
 
-cache/tokenizers/KEY/{index.json, tokenizer.json}     by the source's files and the tokenizer's settings
-cache/text/KEY/{index.json, *.bin}                    by the source's files, the split and the tokenizer
+The files of a source (the built-in text, a hub data set or local ones) are read as one sequence of documents, some of
+them held out for validation, which are computed from the seed.
+
+cache/tokenizers/KEY/{index.json, tokenizer.json}     by the source's files, the split and the tokenizer's settings
+cache/text/KEY/{index.json, *.bin}                    by the files of a part, how they are read, and the tokenizer
 """
 
-from collections.abc import Iterator
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, compress, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lapcli.data.cache import build_once, digest
-from lapcli.data.text.corpus import Corpus, document_order, hub_list, open_corpus
+from lapcli.data.file_formats import DOCUMENT_SUFFIXES, is_text, read_documents
+from lapcli.data.source_files import expand_ranges, source_files
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
-from lapcli.data.token_store import (
-    DocumentStream,
-    StoreWriter,
-    TokenStore,
-    TokenStream,
-    has_index,
-    read_index,
-    write_index,
-)
-from lapcli.recipe.schema import TextSource, TokenizerSection
+from lapcli.data.token_store import PartWriter, TokenStore, TokenStream, file_key, has_index
+from lapcli.recipe.schema import UNKNOWN, TextSource, TokenizerSection
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
 
-VERSION = 4  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
+VERSION = 5  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
 TOKENIZER = "tokenizer.json"
+DEFAULT_FRACTION = 1 / 20
+PART_BYTES = 1 << 26  # consecutive files are tokenised into one part as long as they have fewer bytes together
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,137 @@ class TextData:
     tokenizer: Tokenizer
     train: TokenStream
     validation: TokenStream
-    identity: str  # sha256 of both streams and the tokenizer, the same on every machine
-    documents: int
+    identity: str  # sha256 of all tokens, their order and the tokenizer, the same on every machine
     description: str
-    folder: Path  # of the shards
-    source_files: int
-    source_bytes: int
+    facts: dict[str, Any]  # for `lap fetch`
+
+
+class Corpus:
+    """The documents of a source: cropped, without nulls and empty ones, in source order."""
+
+    def __init__(self, source: TextSource, files: Sequence[Path], progress: Progress | None = None) -> None:
+        self.source, self.files, self._progress = source, files, progress
+        self._holds_out_a_file = source.validation == "last_file" or (source.validation is None and len(files) > 1)
+        if self._holds_out_a_file and len(files) < 2:
+            raise DataError(
+                f"data.validation: last_file, but the source has only {files[0]}; give a fraction or more files"
+            )
+        self._fraction = source.validation if isinstance(source.validation, float) else DEFAULT_FRACTION
+        # A source in random order is used in that order, also for the documents that are held out.
+        self.seed = None if source.shuffled else source.shuffle_seed
+        self._keys = [file_key(path) for path in files]
+        self._sizes = [int(size) for _, size, _ in self._keys]
+        self.size = sum(self._sizes)
+        # Of the part last read: nulls and empty documents, and whether its only document was split.
+        self.skipped, self.is_split = 0, False
+        self.parts: list[range] = []  # the files of each part of the token store
+        room = -1
+        for number, size in enumerate(self._sizes):
+            if size > room or (self._holds_out_a_file and number == len(files) - 1):
+                self.parts.append(range(number, number))
+                room = PART_BYTES
+            self.parts[-1] = range(self.parts[-1].start, number + 1)
+            room -= size
+
+    def part_folders(self, tokenizer: Tokenizer) -> list[Path]:
+        split = self._fraction if len(self.files) == 1 else None  # see `documents`
+        settings = [self.source.column, self.source.separator, self.source.crop, split, tokenizer.sha256]
+        keys = [[self._keys[number] for number in part] for part in self.parts]
+        return [cache_dir() / "text" / digest(VERSION, key, settings)[:32] for key in keys]
+
+    def tokenizer_folder(self, section: TokenizerSection) -> Path:
+        split = self.source.model_dump(
+            include={"column", "separator", "crop", "shuffled", "shuffle_seed", "validation"}
+        )
+        settings = [SPLIT_PATTERN, section.vocab, section.train_chars, section.train_crop]
+        return cache_dir() / "tokenizers" / digest(VERSION, self._keys, split, settings)[:32]
+
+    def documents(self, part: range, doing: str) -> Iterator[str]:
+        """Yield the documents of a part; the only document of a single file is split in two, to hold the second out."""
+        documents = self._read(part, doing)
+        first = list(islice(documents, 2)) if len(self.files) == 1 else []
+        self.is_split = len(first) == 1
+        yield from chain(split_document(first[0], self._fraction) if self.is_split else first, documents)
+
+    def training_documents(self) -> Iterator[str]:
+        """Yield the documents that are not held out; to know which takes a pass over the source."""
+        doing = "training the tokenizer"
+        if self._holds_out_a_file:
+            for part in self.parts[:-1]:
+                yield from self.documents(part, doing)
+            return
+        counts = [sum(1 for _ in self.documents(part, "counting documents")) for part in self.parts]
+        every = chain.from_iterable(self.documents(part, doing) for part in self.parts)
+        yield from compress(every, ~self.held_out(counts, self.is_split))
+
+    def held_out(self, counts: Sequence[int], is_split: bool) -> np.ndarray:
+        """Return a mask of the validation documents, for the number of documents in each part."""
+        if self._holds_out_a_file:
+            mask = np.repeat(np.arange(len(counts)) == len(counts) - 1, counts)
+        else:
+            mask = np.array([False, True]) if is_split else held_out(sum(counts), self._fraction, self.seed)
+        if mask.all() or not mask.any():
+            raise DataError(
+                f"{self.source.train} has no text for {'train' if mask.any() else 'validation'}; check data.train, "
+                "data.files and data.validation"
+            )
+        return mask
+
+    def _read(self, part: range, doing: str) -> Iterator[str]:
+        before, self.skipped = sum(self._sizes[: part.start]), 0
+        column, separator, crop = self.source.column, self.source.separator, self.source.crop
+        for number in part:
+            for fraction, documents in read_documents(self.files[number], column=column, separator=separator):
+                if self._progress:
+                    self._progress(doing, before + int(fraction * self._sizes[number]), self.size)
+                self.skipped += sum(not document for document in documents)
+                yield from (document[:crop] for document in documents if document)
+            before += self._sizes[number]
+
+
+def held_out(count: int, fraction: float, seed: int | None) -> np.ndarray:
+    """Return a mask of the validation documents, at least one and never all.
+
+    They are the last of the shuffled order, or without a seed of the source's own order, which is random already.
+    """
+    held = min(max(math.ceil(count * fraction), 1), count - 1)
+    order = np.arange(count) if seed is None else document_order(count, seed, "validation")
+    mask = np.zeros(count, dtype=bool)
+    mask[order[count - held :]] = True  # not [-held:]: with nothing to hold out that would be all
+    return mask
+
+
+def document_order(count: int, seed: int, purpose: str) -> np.ndarray:
+    """Return a permutation of `count` documents, a different one for each purpose."""
+    return np.random.default_rng([seed, *purpose.encode()]).permutation(count)
+
+
+def split_document(document: str, fraction: float) -> tuple[str, str]:
+    """Split a document into a part to train on and a last part to validate on, after a newline or else a space."""
+    if len(document) < 2:
+        raise DataError("the text is a single character, which cannot be trained and validated on; give more text")
+    target = min(max(round(len(document) * (1 - fraction)), 1), len(document) - 1)
+    # The last one before the target, but none so far off that the held-out share would be a very different one.
+    first = target - min(target, len(document) - target) // 2
+    cut = document.rfind("\n", first, target) + 1 or document.rfind(" ", first, target) + 1 or target
+    return document[:cut], document[cut:]
+
+
+def open_corpus(source: TextSource, progress: Progress | None = None, *, download: bool = True) -> Corpus | None:
+    """Open the source's files; without `download`, None if they would have to be downloaded or extracted."""
+    if source.train == UNKNOWN:
+        raise DataError("the run was imported, and what it was trained on is not known; name a text with --data")
+    place = source.train, source.files, source.revision
+    paths = source_files(*place, "text", DOCUMENT_SUFFIXES, progress, download=download)
+    if paths is None:
+        return None
+    # A .md file is read if it is named, but skipped in a folder, where it mostly describes the data.
+    is_text_file = [is_text(path.name) for path in paths]
+    if source.separator is not None and not any(is_text_file):
+        raise DataError("data.separator: none of the source's files is a text file; remove it")
+    if source.column != "text" and all(is_text_file):
+        raise DataError(f"data.column: text files have no columns such as {source.column}; remove it")
+    return Corpus(source, paths, progress)
 
 
 def prepare_text(
@@ -56,9 +184,70 @@ def prepare_text(
     corpus = open_corpus(source, progress)
     assert corpus is not None
     used = tokenizer if isinstance(tokenizer, Tokenizer) else _prepare_tokenizer(corpus, tokenizer)
-    folder = _text_folder(corpus.key, used.sha256)
-    build_once(folder, lambda unfinished: _tokenise(unfinished, corpus, used), has_index)
-    return _open(folder, corpus, used)
+    folders = corpus.part_folders(used)
+    for part, folder in zip(corpus.parts, folders, strict=True):
+        build_once(folder, partial(_tokenise, corpus, part, used), has_index)
+    store = TokenStore(folders)
+    is_held_out = corpus.held_out(store.counts, store.indexes[0]["is_split"])
+    streams = []
+    for is_wanted, name in ((~is_held_out, "train"), (is_held_out, "validation")):
+        documents = np.flatnonzero(is_wanted)
+        order = np.arange(len(documents)) if corpus.seed is None else document_order(len(documents), corpus.seed, name)
+        streams.append(TokenStream(store, documents[order]))
+    train, validation = streams
+    held, skipped = int(is_held_out.sum()), sum(index["skipped"] for index in store.indexes)
+    return TextData(
+        tokenizer=used,
+        train=train,
+        validation=validation,
+        identity=digest(store.identity, hashlib.sha256(is_held_out.data).hexdigest(), corpus.seed, used.sha256),
+        description=(
+            f"{source.train}: {len(store) - held:,} documents of {len(train):,} tokens to train on, "
+            f"{held:,} of {len(validation):,} held out" + (f", {skipped:,} empty ones left out" if skipped else "")
+        ),
+        facts={
+            "source_files": len(corpus.files),
+            "source_bytes": corpus.size,
+            "documents": len(store),
+            "train_tokens": len(train),
+            "validation_tokens": len(validation),
+            "bytes_on_disk": sum(path.stat().st_size for folder in folders for path in folder.iterdir()),
+            "folder": str(folders[0].parent),
+        },
+    )
+
+
+def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
+    """Return the tokenizer that the recipe names, or train one on the training documents."""
+    if section.file:
+        named = Tokenizer.from_file(Path(section.file).expanduser())
+        if named.vocab_size != section.vocab:
+            raise DataError(
+                f"{section.file} has {named.vocab_size:,} tokens, but tokenizer.vocab says {section.vocab:,}; "
+                f"set tokenizer.vocab to {named.vocab_size}"
+            )
+        return named
+
+    def train(folder: Path) -> None:
+        documents = corpus.training_documents()
+        train_tokenizer(documents, section.vocab, max_chars=section.train_chars, crop=section.train_crop).save(
+            folder / TOKENIZER
+        )
+
+    return Tokenizer.from_file(build_once(corpus.tokenizer_folder(section), train) / TOKENIZER)
+
+
+def _tokenise(corpus: Corpus, part: range, tokenizer: Tokenizer, folder: Path) -> None:
+    writer, has_begun = PartWriter(folder, tokenizer.vocab_size), False
+    for begins, ids in tokenizer.encode_stream(corpus.documents(part, "tokenising")):
+        if begins and has_begun:
+            writer.end()
+        # BOS only before the first piece: the later ones continue the document.
+        writer.append([tokenizer.bos, *ids] if begins else ids)
+        has_begun = True
+    if has_begun:
+        writer.end()
+    writer.close(skipped=corpus.skipped, is_split=corpus.is_split)
 
 
 def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
@@ -77,91 +266,13 @@ def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
         return f"{where}\nnot usable as it is: {error}"
     if corpus is None:
         return f"{where}\n{missing}"
-    folder = _tokenizer_folder(corpus.key, tokenizer)
+    folder = corpus.tokenizer_folder(tokenizer)
     path = Path(tokenizer.file).expanduser() if tokenizer.file else folder / TOKENIZER
-    is_tokenised = path.is_file() and has_index(_text_folder(corpus.key, Tokenizer.from_file(path).sha256))
+    is_tokenised = path.is_file() and all(map(has_index, corpus.part_folders(Tokenizer.from_file(path))))
     state = "tokenised already" if is_tokenised else "the first run tokenises them, once"
     return f"{where}\n{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB, {state}"
 
 
-def _prepare_tokenizer(corpus: Corpus, section: TokenizerSection) -> Tokenizer:
-    """Return the tokenizer that the recipe names, or train one on the training documents."""
-    if section.file:
-        named = Tokenizer.from_file(Path(section.file).expanduser())
-        if named.vocab_size != section.vocab:
-            raise DataError(
-                f"{section.file} has {named.vocab_size:,} tokens, but tokenizer.vocab says {section.vocab:,}; "
-                f"set tokenizer.vocab to {named.vocab_size}"
-            )
-        return named
-
-    def train(folder: Path) -> None:
-        documents = (text for is_held_out, text in corpus.documents("training the tokenizer") if not is_held_out)
-        trained = train_tokenizer(documents, section.vocab, max_chars=section.train_chars, crop=section.train_crop)
-        trained.save(folder / TOKENIZER)
-        write_index(folder, {"sha256": trained.sha256})
-
-    def is_intact(folder: Path) -> bool:
-        try:
-            return read_index(folder) == {"sha256": Tokenizer.from_file(folder / TOKENIZER).sha256}
-        except (DataError, OSError, ValueError):
-            return False
-
-    return Tokenizer.from_file(build_once(_tokenizer_folder(corpus.key, section), train, is_intact) / TOKENIZER)
-
-
-def _tokenizer_folder(corpus_key: str, section: TokenizerSection) -> Path:
-    key = digest(VERSION, corpus_key, SPLIT_PATTERN, section.vocab, section.train_chars, section.train_crop)
-    return cache_dir() / "tokenizers" / key[:32]
-
-
-def _text_folder(corpus_key: str, tokenizer_sha256: str) -> Path:
-    return cache_dir() / "text" / digest(VERSION, corpus_key, tokenizer_sha256)[:32]
-
-
-def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    writer, is_held_out = StoreWriter(folder, tokenizer.vocab_size, columns=2), bytearray()  # a byte for each document
-
-    def texts() -> Iterator[str]:
-        for held_out, document in corpus.documents("tokenising"):
-            is_held_out.append(held_out)
-            yield document
-
-    for begins, ids in tokenizer.encode_stream(texts()):
-        if begins and writer.tokens:
-            writer.end(is_held_out[writer.documents])
-        # BOS only before the first piece: the later ones continue the document.
-        writer.append([tokenizer.bos, *ids] if begins else ids)
-    if len(set(is_held_out)) < 2:
-        part = "validation" if 0 in is_held_out else "train"
-        raise DataError(
-            f"{corpus.source.train} has no text for {part}; check data.train, data.files and data.validation"
-        )
-    writer.end(is_held_out[-1])
-    writer.close(tokenizer.sha256, corpus.seed, skipped=corpus.skipped)
-
-
-def _open(folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> TextData:
-    store = TokenStore(folder)
-    _, is_held_out = store.numbers.T
-    streams = {}
-    for number, name in enumerate(("train", "validation")):
-        documents = np.flatnonzero(is_held_out == number)
-        order = np.arange(len(documents)) if corpus.seed is None else document_order(len(documents), corpus.seed, name)
-        streams[name] = DocumentStream(store, documents[order])
-    train, validation, held = streams["train"], streams["validation"], int(is_held_out.sum())
-    skipped = store.index["skipped"]
-    return TextData(
-        tokenizer=tokenizer,
-        train=train,
-        validation=validation,
-        identity=store.identity,
-        documents=len(store),
-        description=(
-            f"{corpus.source.train}: {len(store) - held:,} documents of {len(train):,} tokens to train on, "
-            f"{held:,} of {len(validation):,} held out" + (f", {skipped:,} empty ones left out" if skipped else "")
-        ),
-        folder=folder,
-        source_files=len(corpus.files),
-        source_bytes=corpus.size,
-    )
+def hub_list(source: TextSource) -> tuple[str, list[str]]:
+    """Return the data set's name and its files, in the order of the recipe."""
+    return source.train.removeprefix("hub:"), expand_ranges(source.files or [])

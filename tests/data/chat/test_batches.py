@@ -84,11 +84,6 @@ def test_targets_are_counted_from_the_index(mixture, monkeypatch):
     assert len(read) <= 6 * len(spans)  # two conversations for each of at most three epochs, however long the span
 
 
-def test_batches_have_names(mixture):
-    assert "of chats" in PackedBatches(mixture, 16, True).identity(0, 4)
-    assert "of chats" in PaddedBatches(mixture, PADDING, True).identity(29, 4)
-
-
 def test_too_little_for_a_sequence(mixture):
     with pytest.raises(DataError, match="less than one sequence"):
         PackedBatches(mixture, 100_000, False)

@@ -2,15 +2,10 @@
 
 import pytest
 
-from lapcli.data.chat.conversation import Malformed, conversation, render, render_batch, render_prompt
+from lapcli.data.chat.conversation import Malformed, conversation, render, render_prompt
 from lapcli.data.text.tokenizer import train_tokenizer
 
 BOS, USER, USER_END, ASSISTANT, ASSISTANT_END, PYTHON, PYTHON_END, OUTPUT, OUTPUT_END = range(256, 265)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(["a"], 265, max_chars=10, crop=10)
 
 
 def spoken(*messages):
@@ -62,12 +57,6 @@ def test_parts_are_tokenised_by_themselves():
     assert ids.count(ord("a")) == 2
 
 
-def test_a_batch_is_its_conversations(tokenizer):
-    several = [spoken(("user", "a" * n), ("assistant", "b" * n)) for n in (1, 5, 0, 3)]
-    for one, together in zip(several, render_batch(several, tokenizer), strict=True):
-        assert render(one, tokenizer).ids.tolist() == together.ids.tolist()
-
-
 def test_a_prompt_ends_where_the_assistant_begins(tokenizer):
     assert render_prompt(spoken(("user", "a")), tokenizer) == [BOS, USER, 97, USER_END, ASSISTANT]
     with pytest.raises(ValueError, match="user"):
@@ -77,29 +66,21 @@ def test_a_prompt_ends_where_the_assistant_begins(tokenizer):
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([], "the conversation is empty"),
-        ("hello", "there is no list of messages"),
-        (None, "there is no list of messages"),
-        ({"text": "x"}, "there is no list of messages"),
-        ([{"role": "assistant", "content": "x"}], "message 1 has the role 'assistant', expected user"),
-        ([{"role": "user", "content": "x"}] * 2, "message 2 has the role 'user', expected assistant"),
-        ([{"role": "system", "content": "x"}], "there is no user message after the system message"),
-        ([{"role": "robot", "content": "x"}], "message 1 has the role 'robot', expected user"),
-        ([{"role": "user", "content": ["x"]}], "the content of message 1 is not text"),
-        ([{"role": "user", "content": None}], "the content of message 1 is not text"),
-        ([{"role": "user"}], "a message has no role or no content"),
-        (["x"], "a message has no role or no content"),
+        ([], "empty"),
+        ("hello", "no list"),
+        ({"text": "x"}, "no list"),
+        ([{"role": "assistant", "content": "x"}], "message 1.*'assistant'"),
+        ([{"role": "user", "content": "x"}] * 2, "message 2.*'user'"),
+        ([{"role": "system", "content": "x"}], "no user message"),
+        ([{"role": "user", "content": None}], "message 1"),
+        ([{"role": "user"}], "no role or no content"),
         (
             [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "image", "text": "x"}]}],
-            "message 2 has a part of type 'image'",
+            "message 2.*'image'",
         ),
-        (
-            [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "text"}]}],
-            "message 2 has a part without text",
-        ),
+        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "text"}]}], "message 2"),
     ],
 )
 def test_malformed(messages, reason):
-    with pytest.raises(Malformed) as error:
+    with pytest.raises(Malformed, match=reason):
         conversation(messages)
-    assert str(error.value) == reason

@@ -1,18 +1,14 @@
 """Benchmark rows as conversations, on hand-made rows and on the real files."""
 
 import csv
-import json
 import re
-from fractions import Fraction
-from itertools import pairwise
 
 import pytest
 
-from lapcli.data.chat.conversation import Malformed, conversation, render_batch
+from lapcli.data.chat.conversation import Malformed, render_batch
 from lapcli.data.chat.formats import READERS, gsm8k, multiple_choice
 from lapcli.data.file_formats import read_rows
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.generation.calculator import calculate
 
 HUB_ARC = {
     "question": "Which is warm?",
@@ -47,11 +43,6 @@ def test_gsm8k_by_hand():
             ],
         ),
     ]
-
-
-def test_the_result_stands_after_the_last_equals_sign():
-    (_, answer) = gsm8k({"question": "?", "answer": "<<x=1=2>>"})
-    assert [part.text for part in answer.parts] == ["x=1", "2"]
 
 
 def test_multiple_choice_in_every_form():
@@ -106,12 +97,10 @@ def read_back(ids, tokenizer):
     return found[1], re.sub(call, r"<<\1=\2>>", found[2])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_real_gsm8k_rendered_and_read_back(test_data, split):
+def test_real_gsm8k_rendered_and_read_back(test_data):
     tokenizer = train_tokenizer(["the cost of each apple"], 265, max_chars=100, crop=100)
-    rows = list(read_rows(test_data / "gsm8k" / f"{split}.jsonl"))
-    assert len(rows) == {"train": 7473, "test": 1319}[split]
+    rows = list(read_rows(test_data / "gsm8k" / "test.jsonl"))
+    assert len(rows) == 1319
     calls = 0
     for row, rendered in zip(rows, render_batch([gsm8k(row) for row in rows], tokenizer), strict=True):
         assert read_back(rendered.ids, tokenizer) == (row["question"], row["answer"])
@@ -121,30 +110,6 @@ def test_real_gsm8k_rendered_and_read_back(test_data, split):
         without = re.sub(r"<<(.*?)=([^=<>]*)>>", r"<|python_start|>\1<|python_end|>", row["answer"])
         assert learned == without + "<|assistant_end|>"
     assert calls > 3 * len(rows)
-
-
-def test_the_calculator_agrees_with_the_real_calls(test_data):
-    """Where a result is a plain number, it is what the file says up to the file's own rounding."""
-    agreed = differing = unread = 0
-    for row in read_rows(test_data / "gsm8k" / "train.jsonl"):
-        parts = gsm8k(row)[1].parts
-        for call, output in pairwise(parts):
-            if call.kind != "python":
-                continue
-            result = calculate(call.text)
-            try:
-                expected = Fraction(output.text.replace(",", ""))
-            except ValueError:
-                continue
-            if result is None:
-                unread += 1
-            elif abs(Fraction(result) - expected) <= max(abs(expected), 1) / 100:
-                agreed += 1
-            else:
-                differing += 1
-    assert agreed > 20_000
-    assert differing / agreed < 0.005
-    assert unread / agreed < 0.02  # percent signs and units
 
 
 def test_real_arc_in_both_forms(test_data):
@@ -169,21 +134,6 @@ def test_real_mmlu_csv_and_parquet_say_the_same(test_data):
     hub = [str(multiple_choice(row)) for row in read_rows(test_data / "mmlu/hf/all/dev-00000-of-00001.parquet")]
     assert len(hub) == 285
     assert sum(row in from_csv for row in hub) > 280  # a few differ in white space
-
-
-def test_real_identity_conversations(test_data):
-    rows = list(read_rows(test_data / "chat" / "nanochat_identity_conversations.jsonl"))
-    assert len(rows) == 1000
-    turns = [conversation(row) for row in rows]
-    for row, turn in zip(rows, turns, strict=True):
-        assert [t.parts[0].text for t in turn] == [message["content"] for message in row]
-
-
-def test_rows_of_every_kind_of_file(tmp_path):
-    rows = [{"a": 1}, {"a": 2}]
-    (tmp_path / "x.json").write_text(json.dumps(rows))
-    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    assert list(read_rows(tmp_path / "x.json")) == list(read_rows(tmp_path / "x.jsonl")) == rows
 
 
 SAID = [
@@ -224,13 +174,6 @@ def test_chats_in_the_forms_that_are_around_are_the_same_conversation(row):
     turns = READERS["conversations"](row)
     said = [(turn.role, "".join(part.text for part in turn.parts)) for turn in turns]
     assert said == [("user", "Be brief.\n\nTwo?\n\n1 + 1"), *SAID[2:]]
-
-
-def test_the_input_of_alpaca_stands_below_its_instruction():
-    turns = READERS["conversations"]({"instruction": "Add.", "input": "1 and 1", "output": "2", "text": "### ..."})
-    assert turns == conversation([
-        {"role": "user", "content": "Add.\n\n1 and 1"}, {"role": "assistant", "content": "2"}
-    ])  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,12 @@ import string
 
 import pytest
 
-from lapcli.data.chat.generated import QUESTIONS, TEST_SEED, shuffled_words, simple_spelling, spelling_bee, words_of
+from lapcli.data.chat.generated import TEST_SEED, simple_spelling, spelling_bee, words_of
 from lapcli.generation.calculator import calculate
 from lapcli.recipe.chat import DataSet
 from lapcli.runtime.errors import DataError
 
 WORDS = ["banana", "strawberry", "it", "zoo", "misspelling", "ten"]
-
-
-def test_the_questions():
-    assert len(QUESTIONS) == len(set(QUESTIONS)) == 51
-    for question in QUESTIONS:
-        assert question.count("{letter}") == question.count("{word}") == 1
-        assert question.lower().format(letter="x", word="y")
 
 
 def test_simple_spelling_spells():
@@ -67,11 +60,6 @@ def test_draws_in_the_order_of_the_fact_sheet():
 def test_test_rows_have_seeds_of_their_own():
     assert spelling_bee(WORDS, 3, "test") == spelling_bee(WORDS, TEST_SEED + 3)
     assert simple_spelling(WORDS, 3, "test") == simple_spelling(WORDS, TEST_SEED + 3)
-
-
-def test_the_shuffled_list_is_a_permutation():
-    assert sorted(shuffled_words(WORDS)) == sorted(WORDS)
-    assert shuffled_words(WORDS) == shuffled_words(WORDS)
 
 
 def words_in(path):

@@ -8,10 +8,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import ROOT
+from text_support import flip
 
 from lapcli.data.chat.formats import with_local_data
-from lapcli.data.chat.mixture import Mixture, MixtureShare, chosen_rows, count_stages, prepare_mixture
-from lapcli.data.chat.rendered_rows import prepare_rows
+from lapcli.data.chat.mixture import (
+    Mixture,
+    MixtureShare,
+    chosen_rows,
+    count_stage,
+    counts_as_text,
+    prepare_mixture,
+    prepare_rows,
+)
+from lapcli.data.file_formats import read_rows
 from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import DataSet
 from lapcli.runtime.errors import DataError
@@ -84,35 +93,24 @@ def test_the_counts_of_files_are_printed(tmp_path, test_data):
     (tmp_path / "gsm8k" / "main").mkdir(parents=True)
     for split in ("train", "test"):
         pq.write_table(
-            pa.Table.from_pylist(list(_jsonl(test_data / "gsm8k" / f"{split}.jsonl"))),
+            pa.Table.from_pylist(list(read_rows(test_data / "gsm8k" / f"{split}.jsonl"))),
             tmp_path / "gsm8k" / "main" / f"{split}-00000-of-00001.parquet",
         )
     shutil.copy(test_data / "chat/nanochat_identity_conversations.jsonl", tmp_path / "identity_conversations.jsonl")
     shutil.copy(test_data / "words/words_alpha.txt", tmp_path)
     recipe = with_local_data(load_recipe(ROOT / "recipes/chat561m.yaml"), tmp_path)
-    midtrain, sft = count_stages(recipe)
-    assert {count.name: count.rows * count.repeats for count in midtrain.train} == MIDTRAIN
-    assert {count.name: count.rows * count.repeats for count in sft.train} == SFT
-    assert [count.rows * count.repeats for count in midtrain.validation] == [24_229, 5_200, 420]
-    assert (midtrain.rows, sft.rows, sft.steps) == (849_656, 22_443, 700)
-    found = {count.name: count.available for count in (*midtrain.train, *sft.train)}
+    midtrain, sft = (count_stage(stage) for stage in recipe.stages.given().values())
+    assert {count["name"]: count["rows"] * count["repeats"] for count in midtrain["train"]} == MIDTRAIN
+    assert {count["name"]: count["rows"] * count["repeats"] for count in sft["train"]} == SFT
+    assert [count["rows"] * count["repeats"] for count in midtrain["validation"]] == [24_229, 5_200, 420]
+    assert (midtrain["rows"], sft["rows"], sft["steps"]) == (849_656, 22_443, 700)
+    found = {count["name"]: count["available"] for count in midtrain["train"] + sft["train"]}
     assert found["SmolTalk"] == 460_341
     assert (found["GSM8K"], found["ARC-Easy"], found["identity"]) == (7_473, 2_251, 1_000)
-    text = "\n".join(count.to_text() for count in (midtrain, sft))
+    text = counts_as_text("midtrain", midtrain)
     assert "849,656" in text
     assert "2 x 1,000" in text
-
-
-def _jsonl(path):
-    import json
-
-    return map(json.loads, path.open(encoding="utf-8"))
-
-
-def test_a_source_has_no_copy_in_the_folder(tmp_path):
-    recipe = load_recipe(ROOT / "recipes/chat561m.yaml")
-    assert with_local_data(recipe, tmp_path) == recipe
-    with pytest.raises(DataError, match="not a folder"):
+    with pytest.raises(DataError, match="missing"):
         with_local_data(recipe, tmp_path / "missing")
 
 
@@ -159,15 +157,54 @@ def test_malformed_rows_stop_or_are_skipped(data_set, tokenizer):
     data = data_set("chats", rows)
     with pytest.raises(DataError) as error:
         prepare([data], tokenizer)
-    message = str(error.value)
-    assert message.startswith("4 of 6 conversations of chats are malformed:")
-    assert "chats.jsonl row 2: the conversation is empty" in message
-    assert "chats.jsonl row 4: message 1 has the role 'assistant', expected user" in message
-    assert "and 1 more" in message
-    assert "skip_malformed" in message
+    for named in ("4 of 6 conversations of chats", "chats.jsonl row 2: ", "chats.jsonl row 4: ", "skip_malformed"):
+        assert named in str(error.value)
     mixture = prepare([data], tokenizer, skip_malformed=True)
     assert len(mixture) == 2
     assert "4 malformed" in mixture.describe()
+
+
+@pytest.mark.parametrize(
+    ("row", "turn"),
+    [
+        (talk("", "a"), "turn 1"),
+        (talk("q", " \n"), "turn 2"),
+        (talk("q", "a", "\t", "b"), "turn 3"),
+        ([*talk("q"), {"role": "assistant", "content": [{"type": "text", "text": ""}]}], "turn 2"),
+    ],
+)
+def test_empty_turns_are_malformed(data_set, tokenizer, row, turn):
+    with pytest.raises(DataError, match=f"1 of 2 conversations of chats .*\n.*row 2: {turn}"):
+        prepare([data_set("chats", [talk("q", "a"), row])], tokenizer)
+
+
+def test_conversations_that_are_cut_are_counted(data_set, tokenizer):
+    """One byte a token, and five tokens around a question and its answer."""
+    lengths = [10, 40 - 6, 40 - 5, 1000, 10]
+    mixture = prepare([data_set("chats", [talk("q", "a" * length) for length in lengths])], tokenizer, longest=40)
+    assert sorted(mixture.lengths) == [16, 16, 40, 40, 40]
+    assert mixture.cut == 2
+    assert "2 (40.0%) are cut" in mixture.describe()
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "targets.bin", "documents.bin"])
+def test_rows_are_rendered_once_and_a_damaged_file_again(data_set, tokenizer, lap_cache, monkeypatch, name):
+    data = data_set("chats", [talk("q" * (n % 5 + 1), "a" * (n % 9 + 1)) for n in range(200)])
+
+    def all_rows():
+        rows = prepare_rows(data, tokenizer, 64)
+        assert rows.target_counts.tolist() == [int(rows.row(number)[1].sum()) for number in range(len(rows))]
+        return [tuple(part.tolist() for part in rows.row(number)) for number in range(len(rows))]
+
+    expected = all_rows()
+    with monkeypatch.context() as second:
+        second.setattr("lapcli.data.chat.mixture.render_batch", None)
+        assert all_rows() == expected
+    (path,) = lap_cache.glob(f"chat/*/{name}")
+    flip(path, path.stat().st_size // 2)
+    with pytest.raises(DataError, match=f"{name} is damaged"):
+        all_rows()
+    assert all_rows() == expected
 
 
 def test_rows_without_a_target_are_dropped_and_counted(data_set, tokenizer):
@@ -180,27 +217,6 @@ def test_rows_without_a_target_are_dropped_and_counted(data_set, tokenizer):
     assert len(prepare([data_set("chats", rows)], tokenizer, needs_targets=False)) == 4
     with pytest.raises(DataError, match="no row of the mixture"):
         prepare([data_set("none", rows[:1])], tokenizer)
-
-
-def test_rendered_once(data_set, tokenizer, monkeypatch):
-    from lapcli.data.chat import rendered_rows
-
-    data = data_set("chats", [talk("q", "a"), talk("q", "bb")])
-    first = prepare_rows(data, tokenizer, 64)
-    monkeypatch.setattr(rendered_rows, "_render", None)  # a second rendering would call it
-    again = prepare_rows(data, tokenizer, 64)
-    assert again.identity == first.identity
-    assert again.lengths.tolist() == [7, 8]
-    assert again.target_counts.tolist() == [2, 3]
-
-
-def test_files_that_cannot_be_read(tmp_path, tokenizer):
-    (tmp_path / "bad.jsonl").write_text('{"messages": []}\n{"mess')
-    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
-    for name, words in (("bad.jsonl", "bad.jsonl:2"), ("bad.parquet", "bad.parquet"), ("none.jsonl", "there is no")):
-        data = DataSet(name="x", format="conversations", source=str(tmp_path / name))
-        with pytest.raises(DataError, match=words):
-            prepare_rows(data, tokenizer, 64)
 
 
 def test_what_is_not_here_is_named_with_what_would_fetch_it(tokenizer, monkeypatch):
@@ -227,10 +243,10 @@ def test_rows_of_a_hub_data_set(hub, tokenizer, tmp_path, monkeypatch):
         "train": {"epochs": 1, "batch": 2, "micro_batch": 2},
     }
     recipe = recipe_from_dict({"objective": "chat", "stages": {"sft": stage}})
-    assert count_stages(recipe)[0].rows is None  # not on this machine
+    assert count_stage(recipe.stages.sft)["rows"] is None  # not on this machine
     (fetched,) = fetch_data_sets(recipe)
     assert (fetched["rows"], fetched["bytes"]) == (5, len(hub.files["main/train.parquet"]))
-    assert count_stages(recipe)[0].rows == 5
+    assert count_stage(recipe.stages.sft)["rows"] == 5
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert len(prepare(recipe.stages.sft.mixture, tokenizer)) == 5
 

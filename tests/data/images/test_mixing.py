@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from timm.data import Mixup
-from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 
 from lapcli.data.images.augmentation import GroupMix, Mixer
 from lapcli.data.images.loader import pair_order, seed_everything
@@ -32,14 +31,6 @@ def fixed(monkeypatch, mixture, **keys):
     made = mixer(**keys)
     monkeypatch.setattr(made, "mixture", lambda step, group: mixture)
     return made
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 8])
-def test_partners_are_neighbours(size):
-    order = pair_order(size)
-    assert sorted(order) == list(range(size))
-    for left, right in zip(order[0::2], order[1::2], strict=False):
-        assert left + right == size - 1
 
 
 @pytest.mark.parametrize("keys", [{}, {"cutmix": 0.0}, {"mixup": 0.0}, {"probability": 0.5}, {"label_smoothing": 0.1}])
@@ -85,17 +76,6 @@ def test_hand_worked_targets(monkeypatch):
     torch.testing.assert_close(mixed[3], 0.75 * images[3] + 0.25 * images[2])
 
 
-def test_hand_worked_box(monkeypatch):
-    images, _ = batch()
-    # A box of 4 x 8 of 16 x 16 pixels: an eighth comes from the partner.
-    cutmix = fixed(monkeypatch, GroupMix(1 - 32 / 256, (2, 6, 8, 16)))
-    mixed, targets = cutmix(images[:2].clone(), torch.tensor([4, 0]), 0, 0)
-    expected = images[0].clone()
-    expected[:, 2:6, 8:16] = images[1][:, 2:6, 8:16]
-    assert torch.equal(mixed[0], expected)
-    assert targets.tolist() == [[0.125, 0, 0, 0, 0.875], [0.875, 0, 0, 0, 0.125]]
-
-
 def test_cutmix_keeps_the_share_of_pixels_that_it_says():
     made = mixer(mixup=0.0)
     shares = []
@@ -110,21 +90,7 @@ def test_cutmix_keeps_the_share_of_pixels_that_it_says():
     assert len(set(shares)) > 50
 
 
-def test_binary_targets_have_two_ones_and_one_where_partners_agree(monkeypatch):
-    images, _ = batch()
-    made = fixed(monkeypatch, GroupMix(0.9, None))
-    _, targets = made(images[:4].clone(), torch.tensor([0, 1, 2, 2]), 0, 0)
-    logits = torch.randn(4, CLASSES)
-    whole = torch.tensor([[1.0, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 0, 0]])
-    p = torch.sigmoid(logits)
-    by_hand = -(whole * p.log() + (1 - whole) * (1 - p).log()).mean()
-    loss = BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0, sum_classes=False)
-    torch.testing.assert_close(loss(logits, targets), by_hand)
-    soft = -(targets * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
-    torch.testing.assert_close(SoftTargetCrossEntropy()(logits, targets), soft)
-
-
-@pytest.mark.parametrize("micro_batch", [2, 4, 6, 8, 12, 24])
+@pytest.mark.parametrize("micro_batch", [2, 6, 24])
 def test_the_micro_batch_does_not_change_what_is_mixed(micro_batch):
     images, labels = batch()
     made = mixer()

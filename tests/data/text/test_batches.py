@@ -4,22 +4,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lapcli.data import token_store
 from lapcli.data.text.batches import TokenBatches
-from lapcli.data.token_store import ShardWriter, TokenStream, token_dtype
+from lapcli.data.token_store import PartWriter, TokenStore, TokenStream
 from lapcli.runtime.errors import DataError
 
 
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory):
-    """Tokens that are their own positions."""
-    folder = tmp_path_factory.mktemp("stream")
-    writer = ShardWriter(folder, "train", token_dtype(1000))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_store, "SHARD_TOKENS", 33)
-        writer.append(np.arange(104))
-    writer.close()
-    return TokenStream(folder, writer.shards, token_dtype(1000))
+    """Tokens that are their own positions, in parts of 33."""
+    parts = []
+    for first in range(0, 104, 33):
+        parts.append(tmp_path_factory.mktemp("part"))
+        writer = PartWriter(parts[-1], 1000)
+        writer.append(range(first, min(first + 33, 104)))
+        writer.end()
+        writer.close()
+    return TokenStream(TokenStore(parts), np.arange(len(parts)))
 
 
 def batches(stream, **keys):

@@ -1,0 +1,153 @@
+"""Ladders with a known truth, without training: how often is the referee right?
+
+Losses follow a power law in compute, as marin measured it; pairs differ by the truth and by noise whose deviations are
+those of the earlier study: 0.0037 bits per byte for Laplacian heads, 0.0027 for exclusive ones, 0.0007 for a learned
+mix. The seed's own noise is shared by the two runs of a pair.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lapcli.experiments.referee import Rung, judge, planned_power
+
+#: FLOPs and pairs of the rungs d4 to d10, and the held-out d12.
+COMPUTES = {"d4": 1.1e16, "d6": 4.7e16, "d8": 1.5e17, "d10": 4.2e17, "d12": 1.0e18}
+PAIRS = {"d4": 5, "d6": 5, "d8": 4, "d10": 3, "d12": 2}
+SEED_NOISE = 0.004  # of the losses of one arm, between seeds
+DEVIATIONS = {"laplacian": 0.0037, "exclusive": 0.0027, "mix": 0.0007, "A/A": SEED_NOISE * math.sqrt(2)}
+MARGIN = 0.003
+LADDERS = 400
+
+Truth = Callable[[float], float]  # from compute to the true difference
+
+
+@dataclass(frozen=True)
+class Check:
+    """One property of the referee: what was found, and what is allowed."""
+
+    name: str
+    found: float
+    low: float
+    high: float
+
+    @property
+    def is_met(self) -> bool:
+        return self.low <= self.found <= self.high
+
+
+def baseline_loss(compute: float) -> float:
+    return 0.55 + 0.42 * (compute / 1e17) ** -0.0941
+
+
+def draw_arms(
+    draws: np.random.Generator, truths: Mapping[str, Truth], pairs: Mapping[str, int] = PAIRS
+) -> dict[str, list[Rung]]:
+    """Draw a ladder: arms share the baseline's runs."""
+    arms: dict[str, list[Rung]] = {name: [] for name in truths}
+    for rung, count in pairs.items():
+        compute = COMPUTES[rung]
+        baseline = baseline_loss(compute) + SEED_NOISE * draws.standard_normal(count)
+        for name, truth in truths.items():
+            differences = truth(compute) + DEVIATIONS.get(name, 0.0037) * draws.standard_normal(count)
+            arms[name].append(Rung(rung, compute, baseline, baseline + differences))
+    return arms
+
+
+def _nothing(compute: float) -> float:
+    return 0.0
+
+
+def _trend(at_d10: float, per_decade: float) -> Truth:
+    return lambda compute: at_d10 + per_decade * math.log10(compute / COMPUTES["d10"])
+
+
+def true_multiplier(compute: float, difference: float) -> float:
+    """Invert the power law."""
+    wanted = baseline_loss(compute) + difference
+    return 1e17 * ((wanted - 0.55) / 0.42) ** (-1 / 0.0941) / compute
+
+
+def validate(ladders: int = LADDERS, seed: int = 0) -> list[Check]:
+    """Simulate ladders of each kind and compare the verdicts and intervals with the truth."""
+    return [
+        *_false_claims(ladders, seed),
+        _power(ladders, seed + 1),
+        *_coverage(ladders, seed + 2),
+        *_against_ranking(ladders, seed + 3),
+    ]
+
+
+def _false_claims(ladders: int, seed: int) -> list[Check]:
+    draws = np.random.default_rng(seed)
+    claims = equivalences = 0
+    for _ in range(ladders):
+        null = judge(draw_arms(draws, dict.fromkeys(DEVIATIONS, _nothing)), MARGIN, held_out="d12", multipliers=False)
+        claims += any(null[name].verdict in ("helps", "hurts") for name in null if name != "A/A")
+        edge = judge(draw_arms(draws, {"laplacian": lambda compute: MARGIN}), MARGIN, multipliers=False)
+        equivalences += edge["laplacian"].verdict == "no effect"
+    return [
+        Check("ladders without any effect that claim one, of three arms", claims / ladders, 0, 0.05),
+        Check("effects as large as the margin called no effect", equivalences / ladders, 0, 0.07),
+    ]
+
+
+def _power(ladders: int, seed: int) -> Check:
+    """An arm with the effect that the plan says is found in 80%, beside two arms without one."""
+    draws = np.random.default_rng(seed)
+    fitted = {name: count for name, count in PAIRS.items() if name != "d12"}
+    effect = planned_power(DEVIATIONS["laplacian"], fitted, COMPUTES, arms=len(DEVIATIONS))
+    truths: dict[str, Truth] = {**dict.fromkeys(DEVIATIONS, _nothing), "laplacian": lambda compute: -effect}
+    found = 0
+    for _ in range(ladders):
+        findings = judge(draw_arms(draws, truths), MARGIN, held_out="d12", multipliers=False)
+        found += findings["laplacian"].verdict == "helps"
+    return Check("effects found where the plan says 80%", found / ladders, 0.75, 0.85)
+
+
+def _coverage(ladders: int, seed: int) -> list[Check]:
+    draws = np.random.default_rng(seed)
+    hits: dict[str, list[bool]] = {"difference": [], "multiplier": [], "held-out": []}
+    for _ in range(ladders):
+        truth = _trend(draws.normal(0, 0.006), draws.normal(0, 0.003))
+        finding = judge(draw_arms(draws, {"laplacian": truth}), MARGIN, held_out="d12")["laplacian"]
+        for rung in finding.rungs:
+            hits["difference"].append(truth(rung.compute) in rung.difference)
+            if rung.multiplier is not None:
+                hits["multiplier"].append(true_multiplier(rung.compute, truth(rung.compute)) in rung.multiplier)
+        assert finding.held_out is not None
+        hits["held-out"].append(finding.held_out.is_inside)
+    share = {name: sum(each) / len(each) for name, each in hits.items()}
+    return [
+        Check("95% intervals of a difference that hold the truth", share["difference"], 0.93, 0.97),
+        Check("95% intervals of a multiplier that hold the truth", share["multiplier"], 0.93, 0.97),
+        Check("prediction intervals that hold the held-out rung", share["held-out"], 0.90, 0.98),
+    ]
+
+
+def _against_ranking(ladders: int, seed: int) -> list[Check]:
+    """Decisions at the largest rung, beside a ranking by one mean there, for which all of the compute is spent.
+
+    A ranking always decides. The ladder decides less often, so its decisions should be right more often; and its
+    estimate should have the right sign as often, decided or not.
+    """
+    draws = np.random.default_rng(seed)
+    fitted = {name: count for name, count in PAIRS.items() if name != "d12"}
+    alone = {"d10": round(sum(count * COMPUTES[name] for name, count in fitted.items()) / COMPUTES["d10"])}
+    decided = right = signs = ranked = 0
+    for _ in range(ladders):
+        truth = _trend(draws.normal(0, 0.004), draws.normal(0, 0.002))
+        effect = truth(COMPUTES["d10"])
+        findings = judge(draw_arms(draws, {"laplacian": truth}, fitted), MARGIN, multipliers=False)
+        verdict, estimate = findings["laplacian"].verdict, findings["laplacian"].difference.value
+        (rung,) = draw_arms(draws, {"laplacian": truth}, alone)["laplacian"]
+        decided += verdict in ("helps", "hurts")
+        right += verdict == ("helps" if effect < 0 else "hurts")
+        signs += estimate * effect > 0
+        ranked += float(rung.differences.mean()) * effect > 0
+    return [
+        Check("right decisions of the ladder, more than of a ranking", right / decided - ranked / ladders, 0, 1),
+        Check("right signs of the ladder, more than of a ranking", (signs - ranked) / ladders, -0.02, 1),
+    ]
