@@ -34,7 +34,7 @@ def test_on_gpus_that_are_not_here(capsys):
 
 
 def test_too_large_is_exit_code_3_with_the_way_out_and_is_not_measured(capsys):
-    sizes = ("--set", "train.batch=65536", "--set", "train.micro_batch=65536", "--set", "model.layers=1")
+    sizes = ("--set", "train.batch=16384", "--set", "train.micro_batch=16384", "--set", "model.layers=1")
     code, out, err = run_main(capsys, "plan", QUICKSTART, *sizes, "--set", "train.device=cpu", "--probe", "1")
     assert code == 3
     assert "--set train.micro_batch=" in out

@@ -157,7 +157,7 @@ def test_stops_end_an_answer_and_are_no_part_of_it():
     tokenizer, model = tiny_tokenizer(), tiny_model(320)
     ids = [tokenizer.bos, *tokenizer.encode("water")]
     (free,) = Engine(model, tokenizer, uses_tools=False).complete([ids], Sampling(30))[0]
-    text = tokenizer.decode(free.tokens)
+    text = tokenizer.decode(free)
     stop = text[9:11]
     lm = alone(model, tokenizer)
     assert lm.generate_until(generation("water", max_gen_toks=30, until=[stop])) == [text.split(stop)[0]]
