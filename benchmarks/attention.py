@@ -9,7 +9,6 @@ import torch
 from measure import compare, mebibytes, peak_bytes
 from torch import Tensor
 
-from lapcli.heads.laplacian import dense_laplacian_attention
 from lapcli.heads.operator_attention import HeadOperators
 from lapcli.models.gpt import Attention, GPTConfig
 
@@ -21,7 +20,11 @@ class DenseOperators(HeadOperators):
     """The same with `P` written out."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, **others: object) -> Tensor:  # type: ignore[override]
-        return dense_laplacian_attention(q, k, v, self.laplacian_heads, causal=causal)
+        T, D = q.shape[2:]
+        future_TT = torch.ones(T, T, dtype=torch.bool).triu(1)
+        P_BHTT = (q @ k.mT / D**0.5).masked_fill(future_TT, -torch.inf).softmax(-1)
+        first = self.heads - self.laplacian_heads
+        return torch.cat([P_BHTT[:, :first], torch.eye(T) - P_BHTT[:, first:]], dim=1) @ v
 
 
 class DenseAttention(Attention):

@@ -21,6 +21,7 @@ from lapcli.result_rows import add_rows, row
 from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_json, write_text
+from lapcli.runtime.plugins import origin_of
 from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.tables import fitted, wrapped
 
@@ -80,7 +81,7 @@ class Analysis:
         return self.measurement.name
 
     def to_dict(self) -> dict[str, Any]:
-        origin = MEASUREMENTS.origin(self.what)
+        origin = origin_of("analysis", self.what)
         return {
             "what": self.what,
             **({"package": origin.package, "package_version": origin.version} if origin else {}),

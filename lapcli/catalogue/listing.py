@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.recipe import differing_keys, recipe_to_dict
-from lapcli.recipe.schema import RUN, LayerRange, TransformerModel
+from lapcli.recipe.schema import RUN, TransformerModel
 from lapcli.result_rows import find_paths, results
 from lapcli.runs import METRICS, SWEEP, Run, read_run, runs_in
 from lapcli.runtime.errors import UsageError
@@ -62,7 +62,6 @@ def plan_of(run: Run) -> str | None:
     if getattr(model, "operators", None) is not None:
         return str(model.head_plan().label())
     plan = getattr(model, "laplacian_heads", None)
-    plan = plan.model_dump() if isinstance(plan, LayerRange) else plan
     return plan if plan is None or isinstance(plan, str) else json.dumps(plan)
 
 

@@ -113,7 +113,7 @@ def sweep(
     slots, shares = runner.share_machine(jobs or 1)
     # Every cell would be refused for the same reason, after it has loaded torch.
     if (here := runner.visible_gpus()) and any(cell.loaded.train.device != "cpu" for cell, _ in known):
-        Processes(nproc).check_gpus(max(1, len(here) // (jobs or 1)))
+        Processes(nproc).check(max(1, len(here) // (jobs or 1)))
     tell = LogConsole().print
     tell(shares)
     chooser = SweepChooser(grid, where, only, tell)

@@ -20,9 +20,10 @@ from lapcli.doctor.checks import Check, Finding, fails, passes, warns
 from lapcli.runtime.environment import cache_dir, hub_is_offline, runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import NO_LOCKS
-from lapcli.runtime.machine import SHARED_MEMORY, check_compiler, free_shared_memory, usable_cores
+from lapcli.runtime.machine import check_compiler, usable_cores
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
+SHARED_MEMORY = Path("/dev/shm")
 CORES_PER_GPU = 8  # with fewer, a step is likely to wait for the reading of images
 SECONDS_FOR_HUB = 5.0
 #: NCCL's buffers in shared memory per process: two channels in a ring and a tree, 9,637,888 bytes each.
@@ -159,11 +160,12 @@ def _existing(folder: Path) -> Path:
 
 def environment_checks(gpu: Gpu, processes: int) -> list[Check]:
     hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
     named: dict[str, Callable[[], Finding]] = {
         "driver": partial(check_driver, gpu),
         "bf16": partial(check_bf16, gpu),
         "compiler": partial(check_compiling, "cuda" if gpu.count else "cpu"),
-        "shared memory": partial(check_shared_memory, free_shared_memory(), processes),
+        "shared memory": partial(check_shared_memory, free, processes),
         "cores": partial(check_cores, usable_cores(), os.cpu_count() or 1, gpu.count),
         "locks of runs": partial(check_locks, "LAP_RUNS", runs_dir()),
         "locks of the cache": partial(check_locks, "LAP_CACHE", cache_dir()),

@@ -20,8 +20,7 @@ from lapcli.heads.laplacian import laplacian_attention
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.models.compiling import compiled
 from lapcli.objectives.dino_losses import sinkhorn_targets, target_cross_entropy
-from lapcli.runtime.attention_kernels import prefer_attention_kernels
-from lapcli.runtime.devices import ComputePolicy
+from lapcli.runtime.devices import ComputePolicy, prefer_attention_kernels
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler
 from lapcli.training.muon import A, B, C, Muon

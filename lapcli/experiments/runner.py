@@ -132,7 +132,7 @@ class Runner:
         with stop_on_signal(lambda name: self.tell(f"{name}: the running cells finish their step and save")) as stop:
             try:
                 self._work(stop)
-            except KeyboardInterrupt:  # the second Ctrl-C or SIGTERM
+            except KeyboardInterrupt:  # the second Ctrl-C
                 for job in self.jobs:
                     if job.process.poll() is None:
                         os.killpg(job.process.pid, signal.SIGKILL)  # with its children; checkpoints remain

@@ -23,7 +23,7 @@ from torch import Tensor
 from lapcli.data.chat.conversation import conversation, render, render_prompt
 from lapcli.export.weights import DTYPES, ExportedModel
 from lapcli.generation.engine import generate
-from lapcli.heads.plan import head_plan, operator_plan
+from lapcli.heads.plan import head_plan
 from lapcli.models.gpt import GPT
 from lapcli.runtime.errors import LapError
 
@@ -181,10 +181,8 @@ def _verify_safetensors(exported: ExportedModel, folder: Path) -> list[Compariso
         for name, value in exported.module.state_dict().items()
     }
     plan, model = exported.plan, facts["model"]
-    parse, spec = (
-        (operator_plan, model["operators"]) if model.get("operators") else (head_plan, model["laplacian_heads"])
-    )
-    written = [facts["laplacian_heads"], facts["plan"], str(parse(spec, len(plan.per_layer), plan.heads))]
+    spec = model.get("operators") or model["laplacian_heads"]
+    written = [facts["laplacian_heads"], facts["plan"], str(head_plan(spec, len(plan.per_layer), plan.heads))]
     return [
         Comparison("tensors", float(facts["sha256"] != expected), f"{len(expected)} tensors"),
         Comparison("head plan", float(written != [list(plan.per_layer), str(plan), str(plan)]), plan.label()),

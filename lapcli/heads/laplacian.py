@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["dense_laplacian_attention", "laplacian_attention"]
-
 
 def laplacian_attention(
     q_BHTD: Tensor,
@@ -73,28 +71,3 @@ def _laplacian_values(v_BGTD: Tensor, heads: int, laplacian_heads: int) -> Tenso
     # Head h has the values h // (H / G), as SDPA's enable_gqa assigns them.
     v_BHTD = v_BGTD if groups == heads else v_BGTD.repeat_interleave(heads // groups, dim=1)
     return v_BHTD[:, heads - laplacian_heads :]
-
-
-def dense_laplacian_attention(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    laplacian_heads: int,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-) -> Tensor:
-    """Compute the definition with `P` written out: slow, as a reference for readers and tests."""
-    H, T, D = q_BHTD.shape[1:]
-    G, S = k_BGSD.shape[1], k_BGSD.shape[2]
-    k_BHSD, v_BHSD = (x.repeat_interleave(H // G, dim=1) for x in (k_BGSD, v_BGSD))
-    logits_BHTS = q_BHTD @ k_BHSD.transpose(-2, -1) * (D**-0.5 if scale is None else scale)
-    if causal:
-        future_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTD.device).triu(S - T + 1)
-        logits_BHTS = logits_BHTS.masked_fill(future_TS, float("-inf"))
-    P_BHTS = logits_BHTS.softmax(dim=-1)
-    # Query t is key S - T + t, which is where its row of the identity has the 1.
-    I_TS = F.pad(torch.eye(T, dtype=q_BHTD.dtype, device=q_BHTD.device), (S - T, 0))
-    first = H - laplacian_heads
-    operator_BHTS = torch.cat([P_BHTS[:, :first], I_TS - P_BHTS[:, first:]], dim=1)
-    return operator_BHTS @ v_BHSD

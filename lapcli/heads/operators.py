@@ -14,7 +14,6 @@ Shapes: B batch, H the operator's own heads, T query tokens, S key tokens, D hea
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,22 +49,6 @@ class HeadState:
 
 
 @dataclass(frozen=True)
-class Dense:
-    """The inputs with all matrices written out, from which `Operator.dense` defines the operator for tests.
-
-    `I_TS` has its ones at the query tokens' places among the keys, `U_BHTS` is 1 / n over the n visible keys.
-    """
-
-    P_BHTS: Tensor
-    I_TS: Tensor
-    U_BHTS: Tensor
-    v_BHSD: Tensor
-    first_v_BHSD: Tensor  # in the first layer `v_BHSD`
-    x_BTC: Tensor
-    parameters: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
 class Operator:
     """A head operator with its constants."""
 
@@ -76,27 +59,7 @@ class Operator:
     rows_sum_to_zero: ClassVar[bool] = False  # what is constant over the tokens vanishes, such as a bias of the values
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # allowed values of constants that are words
 
-    def __init_subclass__(cls) -> None:
-        # When the file is imported: a plugin's mistake is found before a recipe names the operator.
-        if "flops_per_channel" in inspect.get_annotations(cls):  # a base of operators
-            return
-        base: Any = Operator
-        missing = [name for name in ("name", "letter") if not hasattr(cls, name)]
-        missing += [name for name in ("apply", "flops") if getattr(cls, name) is getattr(base, name)]
-        if missing:
-            raise TypeError(f"the operator {cls.__qualname__} does not declare {', '.join(missing)}")
-        for name, annotation in inspect.get_annotations(cls).items():
-            value = getattr(cls, name, None)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            is_word = value is not None and value in cls.choices.get(name, ())
-            if "ClassVar" not in str(annotation) and name != "learn" and not is_number and not is_word:
-                raise TypeError(f"the operator {cls.__qualname__}: {name} needs a number, or a word of its `choices`")
-
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
-        raise NotImplementedError
-
-    def dense(self, dense: Dense) -> Tensor:
-        """Compute the definition with the T x S matrices."""
         raise NotImplementedError
 
     def flops(self, head_size: int, width: int) -> int:
@@ -175,10 +138,6 @@ class Combination(Operator):
             term_BHTD = x_BHTD if isinstance(weight, float) and weight == 1 else weight * x_BHTD
             y_BHTD = term_BHTD if y_BHTD is None else y_BHTD + term_BHTD
         return 0 * o_BHTD if y_BHTD is None else y_BHTD
-
-    def dense(self, dense: Dense) -> Tensor:
-        a, b, c = self.weights(dense.parameters)
-        return (a * dense.I_TS + b * dense.P_BHTS + c * dense.U_BHTS) @ dense.v_BHSD
 
     def flops(self, head_size: int, width: int) -> int:
         return self.flops_per_channel * head_size
@@ -334,10 +293,6 @@ class NeuTRENO(Operator):
             return o_BHTD
         return o_BHTD + self.strength * (state.first_v_BHTD - v_BHTD)
 
-    def dense(self, dense: Dense) -> Tensor:
-        own_BHTS = dense.I_TS.expand_as(dense.P_BHTS)
-        return (dense.P_BHTS - self.strength * own_BHTS) @ dense.v_BHSD + self.strength * own_BHTS @ dense.first_v_BHSD
-
     def flops(self, head_size: int, width: int) -> int:
         return 3 * head_size
 
@@ -371,15 +326,6 @@ class Exclusive(Operator):
             along_BHT1 = along_BHT1 * state.parameters["gate"].tanh()[:, None, None]
         return o_BHTD - along_BHT1 * v_BHTD
 
-    def dense(self, dense: Dense) -> Tensor:
-        """Compute (1 - g v vT / |v|^2) o, with the D x D projection of each token."""
-        v_BHTD = dense.I_TS @ dense.v_BHSD
-        projection_BHTDD = v_BHTD[..., :, None] * v_BHTD[..., None, :] / v_BHTD.square().sum(-1)[..., None, None]
-        o_BHTD = dense.P_BHTS @ dense.v_BHSD
-        removed_BHTD = (projection_BHTDD @ o_BHTD[..., None])[..., 0]
-        share = dense.parameters["gate"].tanh()[:, None, None] if self.gate == "tanh" else 1
-        return o_BHTD - share * removed_BHTD
-
     def flops(self, head_size: int, width: int) -> int:
         return 6 * head_size  # two dot products, a product, a difference
 
@@ -409,16 +355,6 @@ class Gate(Operator):
         weight_IC = state.parameters["weight"].to(state.x_BTC.dtype)
         gates_BTI = (state.x_BTC @ weight_IC.mT).sigmoid()  # I: H gates, or H x D
         return o_BHTD * gates_BTI.unflatten(-1, (o_BHTD.shape[1], -1)).transpose(1, 2)
-
-    def dense(self, dense: Dense) -> Tensor:
-        """Compute diag(g) P v, head after head."""
-        import torch
-
-        o_BHTD = dense.P_BHTS @ dense.v_BHSD
-        rows = dense.parameters["weight"].chunk(o_BHTD.shape[1])
-        heads = zip(o_BHTD.split(1, dim=1), rows, strict=True)
-        gated = [o_B1TD / (1 + (-(dense.x_BTC @ rows_IC.mT)[:, None]).exp()) for o_B1TD, rows_IC in heads]
-        return torch.cat(gated, dim=1)
 
     def flops(self, head_size: int, width: int) -> int:
         gates = head_size if self.form == "elementwise" else 1

@@ -20,16 +20,14 @@ before them exclusive. This module does not import torch, so that a recipe is ch
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lapcli.heads.operators import OPERATORS, Operator, build_operator
 from lapcli.runtime.errors import UsageError
 
-HeadSpec = int | Sequence[int] | str | Mapping[str, Any]
-OperatorSpec = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+HeadSpec = int | str | Mapping[str, Any] | Sequence[int] | Sequence[Mapping[str, Any]]
 
 _LINEAR = re.compile(r"linear\(\s*(\d{1,6})\s*,\s*(\d{1,6})\s*\)")
 _RANGE = re.compile(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?")
@@ -152,61 +150,46 @@ def _claim_label(claim: HeadClaim) -> str:
     return f"{claim.heads} {claim.operator.name}" + (f" ({', '.join(words)})" if words else "")
 
 
-def plan_of_layers(layers: Sequence[LayerClaims], heads: int) -> HeadPlan:
-    """Build the plan of each layer's claims; claims without effect are dropped."""
-    return HeadPlan(tuple(map(_without_idle, layers)), heads)
+def plan_of_layers(layers: Iterable[Sequence[HeadClaim]], heads: int) -> HeadPlan:
+    """Build the plan of each layer's claims, without those that have no effect: 0 heads, and attention in the end."""
+    plan = []
+    for claims in layers:
+        kept = [claim for claim in claims if claim.heads]
+        while kept and kept[-1].operator.name == "attention":
+            kept.pop()
+        plan.append(tuple(kept))
+    return HeadPlan(tuple(plan), heads)
 
 
-def _without_idle(claims: LayerClaims) -> LayerClaims:
-    """Drop claims of 0 heads, and attention at the end of the claims, where it is the default."""
-    kept = [claim for claim in claims if claim.heads]
-    while kept and kept[-1].operator.name == "attention":
-        kept.pop()
-    return tuple(kept)
+def head_plan(spec: HeadSpec, layers: int, heads: int) -> HeadPlan:
+    """Parse any form of `operators` or `laplacian_heads`; ValueError says what is expected.
 
-
-def operator_plan(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
-    """Parse any form of `model.operators`; ValueError says what is expected."""
-    try:
-        return _parsed(json.dumps(spec), layers, heads)
-    except TypeError:  # not JSON, such as the keys of a Python caller
-        return _parse(spec, layers, heads)
-
-
-@lru_cache(maxsize=1024)  # a recipe asks for its plan at every turn
-def _parsed(spec: str, layers: int, heads: int) -> HeadPlan:
-    return _parse(json.loads(spec), layers, heads)
-
-
-def _parse(spec: OperatorSpec, layers: int, heads: int) -> HeadPlan:
-    if isinstance(spec, Mapping):
-        claimed = [list(row) for row in zip(*_claims(spec, layers, heads), strict=True)] or [[] for _ in range(layers)]
-    elif isinstance(spec, list | tuple) and all(isinstance(layer, Mapping) for layer in spec):
-        if len(spec) != layers:
-            raise ValueError(f"a list needs one mapping for each of the {layers} layers, got {len(spec)}")
-        claimed = [_claims_of_layer(number, layer, heads) for number, layer in enumerate(spec)]
+    A mapping names operators unless it is a layer range, {layers:, heads:}.
+    """
+    claimed: list[list[HeadClaim]]
+    if isinstance(spec, list | tuple) and any(isinstance(layer, Mapping) for layer in spec):
+        if len(spec) != layers or not all(isinstance(layer, Mapping) for layer in spec):
+            raise ValueError(f"a list needs one mapping for each of the {layers} layers, got {len(spec)} items")
+        for number, layer in enumerate(spec):
+            for name, value in layer.items():
+                options = value if isinstance(value, Mapping) else {"heads": value}
+                count = options.get("heads")
+                if "layers" in options or not (isinstance(count, int) or count == "all"):
+                    raise ValueError(f"{name} of layer {number}: expected a number or all, got {repr(value)[:60]}")
+        claimed = [_claims(layer, [number], heads)[0] for number, layer in enumerate(spec)]
     else:
-        raise ValueError(f"expected operators with their heads such as {{laplacian: 3}}, got {repr(spec)[:60]}")
-    for layer, row in enumerate(claimed):
-        if sum(n for _, n in row) > heads:
-            words = " and ".join(f"{operator.name} {n}" for operator, n in row if n)
+        is_mapping = isinstance(spec, Mapping) and set(spec) != {"layers", "heads"}
+        claimed = _claims(spec if is_mapping else {"laplacian": spec}, range(layers), heads)  # type: ignore[arg-type]
+    for layer, claims in enumerate(claimed):
+        if sum(claim.heads for claim in claims) > heads:
+            words = " and ".join(f"{claim.operator.name} {claim.heads}" for claim in claims if claim.heads)
             raise ValueError(f"layer {layer} has {heads} heads, too few for {words}")
-    return plan_of_layers([tuple(row) for row in claimed], heads)
+    return plan_of_layers(claimed, heads)
 
 
-def _claims_of_layer(layer: int, spec: Mapping[str, Any], heads: int) -> list[HeadClaim]:
-    """Return the claims of one mapping of a list by layer, whose heads can only be a number, or all."""
-    for name, value in spec.items():
-        count = value.get("heads") if isinstance(value, Mapping) else value
-        if isinstance(value, Mapping) and "layers" in value:
-            raise ValueError(f"{name} of layer {layer}: remove layers; the list has a mapping for each layer")
-        if isinstance(count, list | tuple) or (isinstance(count, str) and count != "all"):
-            raise ValueError(f"{name} of layer {layer}: expected a number or all, got {repr(count)[:60]}")
-    return [row[0] for row in _claims(spec, 1, heads, layer)]
-
-
-def _claims(spec: Mapping[str, Any], layers: int, heads: int, first: int = 0) -> Iterator[list[HeadClaim]]:
-    """Yield the claims of each operator, one per layer; `first` is the number of the first layer in messages."""
+def _claims(spec: Mapping[str, Any], layers: Sequence[int], heads: int) -> list[list[HeadClaim]]:
+    """Return the claims of each layer, from a mapping of operators."""
+    claimed: list[list[HeadClaim]] = [[] for _ in layers]
     for name, value in spec.items():
         if name not in OPERATORS:
             try:  # for the registry's message with the nearest name
@@ -217,18 +200,19 @@ def _claims(spec: Mapping[str, Any], layers: int, heads: int, first: int = 0) ->
         if "heads" not in options:
             raise ValueError(f"{name} needs a number of heads, such as {{{name}: {{heads: 2}}}}")
         try:
-            counts = _counts(options.pop("heads"), layers, heads)
+            counts = _counts(options.pop("heads"), len(layers), heads)
             if "layers" in options:
-                chosen = _chosen_layers(options.pop("layers"), layers)
+                chosen = _chosen_layers(options.pop("layers"), len(layers))
                 counts = [k if layer in chosen else 0 for layer, k in enumerate(counts)]
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        for layer, k in enumerate(counts, start=first):
+        operator = build_operator(name, options)
+        for layer, k, claims in zip(layers, counts, claimed, strict=True):
             if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= heads:
                 shown = "Laplacian" if name == "laplacian" else name
                 raise ValueError(f"layer {layer} has {heads} heads, so 0 to {heads} can be {shown}, got {repr(k)[:60]}")
-        operator = build_operator(name, options)
-        yield [HeadClaim(operator, k) for k in counts]
+            claims.append(HeadClaim(operator, k))
+    return claimed
 
 
 def _counts(value: Any, layers: int, heads: int) -> list[Any]:
@@ -243,21 +227,12 @@ def _counts(value: Any, layers: int, heads: int) -> list[Any]:
     return [value] * layers
 
 
-def head_plan(spec: HeadSpec, layers: int, heads: int) -> HeadPlan:
-    """Parse any form of `laplacian_heads`, which is short for `operators: {laplacian: ...}`."""
-    return operator_plan({"laplacian": spec}, layers, heads)
-
-
-def _expected(spec: object) -> str:
-    return f"expected a number, a list, `linear(a, b)` or {{layers:, heads:}}, got {repr(spec)[:60]}"
-
-
 def _linear(spec: str, layers: int) -> list[int]:
     match = _LINEAR.fullmatch(spec.strip())
-    if re.fullmatch(r"linear\(\s*\d+", spec.strip()):  # YAML has parted {mix: linear(0, 4)} at its comma
+    if match is None and re.fullmatch(r"linear\(\s*\d+", spec.strip()):  # YAML splits {mix: linear(0, 4)} at its comma
         raise ValueError('within braces write it in quotes, "linear(a, b)"')
-    if not match:
-        raise ValueError(_expected(spec))
+    if match is None:
+        raise ValueError(f"expected a number, a list, `linear(a, b)` or {{layers:, heads:}}, got {repr(spec)[:60]}")
     start, end = int(match[1]), int(match[2])
     if layers == 1:
         return [start]
@@ -281,14 +256,3 @@ def _chosen_layers(value: Any, layers: int) -> set[int]:
             raise ValueError(f"layers: {part.strip()} is not within the {layers} layers 0 to {layers - 1}")
         chosen.update(range(first, last + 1))
     return chosen
-
-
-def any_plan(spec: HeadSpec | OperatorSpec, layers: int, heads: int) -> HeadPlan:
-    """Parse `laplacian_heads` or `operators`: a mapping names operators unless it is a layer range."""
-    if isinstance(spec, Mapping) and set(spec) == {"layers", "heads"}:
-        return head_plan(spec, layers, heads)
-    if isinstance(spec, Mapping) or (
-        isinstance(spec, list | tuple) and any(isinstance(each, Mapping) for each in spec)
-    ):
-        return operator_plan(spec, layers, heads)
-    return head_plan(spec, layers, heads)  # type: ignore[arg-type]

@@ -17,12 +17,12 @@ from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 from lapcli.heads.operator_attention import FirstValues, HeadOperators
-from lapcli.heads.plan import HeadPlan, HeadSpec, OperatorSpec, any_plan, plan_of_layers
+from lapcli.heads.plan import HeadPlan, HeadSpec, head_plan, plan_of_layers
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Model:
+def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
     """Turn the last heads of each layer of a timm ViT into Laplacian heads, in place, and return the model.
 
     `laplacian_heads` is a number, a list with one number per layer, `"linear(0, 12)"` or
@@ -34,7 +34,7 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Mode
     fine-tuning afterwards.
     """
     layers = attention_layers(model)
-    plan = any_plan(laplacian_heads, len(layers), _heads(layers))
+    plan = head_plan(laplacian_heads, len(layers), _heads(layers))
     refuse_needs(plan)
     return set_operators(model, plan)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lapcli.heads import timm_attention
 from lapcli.heads.operator_attention import HeadOperators
-from lapcli.heads.plan import HeadPlan, HeadSpec, OperatorSpec, any_plan
+from lapcli.heads.plan import HeadPlan, HeadSpec, head_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ Model = TypeVar("Model", bound=nn.Module)
 VARIANT = "laplacian"
 
 
-def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Model:
+def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
     """Turn the last heads of each layer into Laplacian heads, in place, and return the model.
 
     `laplacian_heads` is a number, a list with one number per layer, `"linear(0, 12)"` or
@@ -46,7 +46,7 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec | OperatorSpec) -> Mode
         return timm_attention.laplacianize(model, laplacian_heads)
     layers = _attention_layers(model)
     config: Any = model.config
-    plan = any_plan(laplacian_heads, len(layers), config.num_attention_heads)
+    plan = head_plan(laplacian_heads, len(layers), config.num_attention_heads)
     timm_attention.refuse_needs(plan)
     _refuse_parameters(plan)
     for number, module in enumerate(layers):

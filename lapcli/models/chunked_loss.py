@@ -27,9 +27,6 @@ Reduction = Literal["mean", "sum", "none"]
 #: logits with the gradients of the weighted sum.
 BlockLoss = Callable[[Tensor, slice, Tensor | None], Tensor]
 
-#: Beyond this the sum of exp(z) over a large vocabulary would overflow float32.
-LARGEST_SOFTCAP = 50.0
-
 # Two chunks fit into the cache of a CPU; a GPU needs large matrix products. With fewer than 256 rows the matrix
 # products would be bound by reading the weights.
 CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from lapcli import checkpoint
 from lapcli.checkpoint import check_tensors, read_tensors
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.heads.plan import HeadPlan, head_plan, operator_plan
+from lapcli.heads.plan import HeadPlan, head_plan
 from lapcli.models.dino_vit import StudentTeacher
 from lapcli.models.gpt import from_transformers
 from lapcli.objectives import nanochat
@@ -146,7 +146,7 @@ def _of_folder(path: Path) -> Weights:
     config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     plan = head_plan(record["laplacian_heads"], len(record["laplacian_heads"]), int(record["heads"]))
     if "operators" in record:  # its Laplacian heads alone are not the plan
-        plan = operator_plan(json.loads(record["operators"]), len(plan.per_layer), plan.heads)
+        plan = head_plan(json.loads(record["operators"]), len(plan.per_layer), plan.heads)
 
     def read() -> dict[str, Tensor]:
         tensors = read_tensors(path / WEIGHTS, AGAIN)

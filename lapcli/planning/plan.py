@@ -29,8 +29,7 @@ from lapcli.planning.step_trace import (
     trace_update,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe, TransformerModel
-from lapcli.runtime.attention_kernels import prefer_attention_kernels
-from lapcli.runtime.devices import ComputePolicy, Device, compute_policy, this_device
+from lapcli.runtime.devices import ComputePolicy, Device, compute_policy, prefer_attention_kernels, this_device
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.ranks import pick_device

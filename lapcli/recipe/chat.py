@@ -24,7 +24,7 @@ from lapcli.recipe.schema import (
     TrainSection,
     ValidationSection,
 )
-from lapcli.recipe.section import Count, Section, Text, Whole, combination, unfixed_files, wrong_hub_name
+from lapcli.recipe.section import Count, Files, Section, Text, Whole, combination, unfixed_files, wrong_hub_name
 
 StageName = Literal["midtrain", "sft"]
 STAGES: tuple[StageName, ...] = ("midtrain", "sft")
@@ -43,7 +43,7 @@ class DataSet(Section):
     # `hub:OWNER/NAME`, https://..., `plugin:NAME`, a local file or folder; for words also `builtin` and `system`
     # (/usr/share/dict/words)
     source: Text = "builtin"
-    files: Text | list[Text] | None = None  # names, ranges such as a_{00..23}.parquet, local globs; in order
+    files: Files = None
     revision: Text | None = None  # of the hub data set
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of a file behind https
     rows: Count | None = None  # only the first rows of the data set; null: all
@@ -65,27 +65,9 @@ class DataSet(Section):
     def _files_of_the_source(self) -> str | None:
         return unfixed_files(self.source, self.files)
 
-    @combination("revision", "source")
-    def _revision_of_the_hub(self) -> str | None:
-        if self.revision is not None and not self.source.startswith("hub:"):
-            return "only a hub data set (source: hub:OWNER/NAME) has one; remove it"
-        return None
-
-    @combination("sha256", "source")
-    def _hash_of_a_download(self) -> str | None:
-        if self.sha256 is not None and not self.source.startswith("https://"):
-            return "only a file downloaded by https has one; remove it"
-        return None
-
     @combination("rows", "format")
     def _generated_rows(self) -> str | None:
         return "say how many rows to generate" if self.format in GENERATED and self.rows is None else None
-
-    @combination("split", "format")
-    def _split_of_generated_rows(self) -> str | None:
-        if self.split != "train" and self.format not in GENERATED:
-            return "is for generated rows; name the test files instead"
-        return None
 
 
 Mixture = Annotated[list[DataSet], Field(min_length=1, max_length=100)]
@@ -129,12 +111,6 @@ class Stage(StageSettings):
     schedule: PlateauSchedule = PlateauSchedule()
     validation: ChatValidation = ChatValidation()
     checkpoint: CheckpointSection = CheckpointSection()
-
-    @combination("drop_last_update", "train")
-    def _something_is_left(self) -> str | None:
-        if self.drop_last_update and self.train.steps is not None:
-            return "counts the steps of an epoch; give train.epochs instead of train.steps"
-        return None
 
 
 class Stages(Section):

@@ -31,10 +31,6 @@ _BUILT_IN = {
 }
 
 
-def has_no_files(source: str) -> bool:
-    return source == "builtin" or source.startswith(PREFIX)
-
-
 def find_source(source: str, modality: Modality) -> "DataSource | None":
     """Return the source that a recipe names; None for files, folders and hub data sets; UsageError if it is unknown."""
     if not source.startswith(PREFIX):

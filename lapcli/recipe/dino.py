@@ -10,10 +10,19 @@ from pydantic import Field
 
 from lapcli.recipe.optimizers import DinoOptimizer
 from lapcli.recipe.schema import FEATURES, BaseRecipe, TrainSection, TransformerModel, ValidationSection
-from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Whole, combination
+from lapcli.recipe.section import (
+    Count,
+    Fraction,
+    FractionRange,
+    NonNegative,
+    Positive,
+    Section,
+    Size,
+    Whole,
+    combination,
+)
 from lapcli.recipe.vision import ImageFiles
 
-Shares = Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2)]
 Ends = Annotated[list[Fraction], Field(min_length=2, max_length=2)]
 
 
@@ -51,31 +60,20 @@ class Crops(Section):
     """Two global crops, which teacher and student see, and local ones that only the student sees."""
 
     global_size: Size = 224  # pixels of a side
-    global_scale: Shares = Field(default_factory=lambda: [0.32, 1.0])  # of the image's area
+    global_scale: FractionRange = Field(default_factory=lambda: [0.32, 1.0])  # of the image's area
     locals: Annotated[Whole, Field(ge=0, le=100)] = 8
     local_size: Size = 96
-    local_scale: Shares = Field(default_factory=lambda: [0.05, 0.32])
+    local_scale: FractionRange = Field(default_factory=lambda: [0.05, 0.32])
     # How often the first global, the second global and a local crop are blurred. `executed`: 0, 0.9 and 0.5, which is
     # what DINOv3's code does; `documented`: 1, 0.1 and 0.5, which is what its settings say.
     blur: Literal["executed", "documented"] = "executed"
-
-    @combination("global_scale", "local_scale")
-    def _shares_go_up(self) -> str | None:
-        for low, high in (self.global_scale, self.local_scale):
-            if low > high:
-                return "a scale must go from the smaller share to the larger"
-        return None
 
 
 class Masks(Section):
     """Patches of global crops that are hidden from the student."""
 
     probability: Annotated[float, Field(gt=0, le=1)] = 0.5  # of a global crop
-    ratio: Shares = Field(default_factory=lambda: [0.1, 0.5])  # of its patches
-
-    @combination("ratio")
-    def _ratio_goes_up(self) -> str | None:
-        return "must go from the smaller share to the larger" if self.ratio[0] > self.ratio[1] else None
+    ratio: FractionRange = Field(default_factory=lambda: [0.1, 0.5])  # of its patches
 
 
 class CropSource(ImageFiles):
@@ -112,7 +110,7 @@ class SelfSupervisedTrain(TrainSection):
 
     @combination("dino", "ibot")
     def _something_to_learn(self) -> str | None:
-        return "and ibot are both 0: nothing would be learned" if self.dino == self.ibot == 0 else None
+        return "is 0, and so is ibot: nothing would be learned" if self.dino == self.ibot == 0 else None
 
 
 class SelfSupervisedSchedule(Section):
@@ -174,34 +172,24 @@ class SelfSupervisedRecipe(BaseRecipe):
             return "masks would hide no patch; raise masks.probability or masks.ratio, or set train.ibot to 0"
         return None
 
-    @combination("schedule", "optimizer")
-    def _rates_are_in_order(self) -> str | None:
-        if self.schedule.final_lr > self.optimizer.lr:
-            return f"final_lr is above the peak, optimizer.lr {self.optimizer.lr}"
-        return None
-
     @property
     def steps(self) -> int:
         """Steps of the run: `train.steps`, or `train.epochs` times `schedule.epoch_steps`."""
         return self.train.steps or max(1, int((self.train.epochs or 0) * self.schedule.epoch_steps))
 
     def schedule_problems(self) -> list[tuple[str, str]]:
-        schedule, problems = self.schedule, []
+        problems = []
         for key, what in (
             ("warmup_epochs", "the learning rate would never reach its peak"),
             ("teacher_warmup_epochs", "the teacher's temperature would never reach its end"),
             ("frozen_epochs", "the prototypes would never be trained"),
         ):
-            steps = getattr(schedule, key) * schedule.epoch_steps
+            epochs, epoch_steps = getattr(self.schedule, key), self.schedule.epoch_steps
+            steps = epochs * epoch_steps
             # The temperature may rise until the last step; after the other two something has to be left.
             if steps > self.steps or (steps == self.steps and key != "teacher_warmup_epochs"):
-                problems.append(
-                    (
-                        f"schedule.{key}",
-                        f"{getattr(schedule, key):g} epochs of {schedule.epoch_steps:,} steps do not fit into a run of "
-                        f"{self.steps:,} steps: {what}; lower it, or schedule.epoch_steps",
-                    )
-                )
+                fit = f"{epochs:g} epochs of {epoch_steps:,} steps do not fit into a run of {self.steps:,} steps"
+                problems.append((f"schedule.{key}", f"{fit}: {what}; lower it, or schedule.epoch_steps"))
         return problems
 
     def paper_recipe(self) -> str:

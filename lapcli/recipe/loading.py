@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,6 @@ from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.data_sources import unusable_sources
 from lapcli.recipe.optimizers import OPTIMIZER_SECTIONS, OptimizerSection
 from lapcli.recipe.reading import (
-    MAX_DEPTH,
     Document,
     KeyPath,
     Problem,
@@ -26,12 +25,14 @@ from lapcli.recipe.reading import (
     listed,
     quoted,
     read_file,
-    read_plain,
     read_text,
+    value_at,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
 from lapcli.runtime.errors import shortened
 from lapcli.runtime.plugins import Registry
+
+_LONGEST_PATH = 20  # keys of a `--set`; none has more than five
 
 #: The recipe type of each objective, which names the class that trains it; other packages add theirs.
 OBJECTIVES: Registry[type[AnyRecipe]] = Registry(
@@ -101,7 +102,7 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
         raise RecipeError(source, [error.problem]) from None
 
     def load(overrides: Sequence[str], seed: int | None) -> AnyRecipe:
-        document, refused = apply_overrides(file, _with_lengths(overrides))
+        document, refused = apply_overrides(file, overrides)
         if seed is not None:
             document = document.under(Document({"seed": seed}, {("seed",): "--seed"}))
         recipe = _build(source, document, problems + refused)
@@ -114,17 +115,6 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
     return load
 
 
-def _with_lengths(overrides: Sequence[str]) -> list[str]:
-    """Unset a recipe's steps if epochs are set on the command line, since steps take precedence."""
-    given = {key.strip(): value.strip() for key, _, value in (text.partition("=") for text in overrides)}
-    lengths = [
-        key.removesuffix("epochs")
-        for key, value in given.items()
-        if f".{key}".endswith(".train.epochs") and read_plain(value) is not None
-    ]
-    return [*(f"{section}steps=null" for section in lengths if f"{section}steps" not in given), *overrides]
-
-
 def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:
     """Build a recipe from the values of `recipe_to_dict`; errors name `source`."""
     return _build(source, Document(dict(values), {(): source}), [])
@@ -132,12 +122,8 @@ def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> A
 
 def _build(source: str, document: Document, problems: list[Problem]) -> AnyRecipe:
     schema, wrong = _recipe_type(document)
-    if schema is not None:
-        schema, wrong_optimizer = _with_optimizer(schema, document)
-        wrong += wrong_optimizer
     recipe, found = check_recipe(schema, document) if schema is not None else (None, [])
-    reported = {problem.key for problem in wrong}
-    problems = problems + wrong + [problem for problem in found if problem.key not in reported]
+    problems = problems + wrong + [problem for problem in found if problem.key not in {each.key for each in wrong}]
     if problems or recipe is None:
         raise RecipeError(source, in_reading_order(problems, source))
     return recipe
@@ -146,35 +132,38 @@ def _build(source: str, document: Document, problems: list[Problem]) -> AnyRecip
 def _recipe_type(document: Document) -> tuple[type[AnyRecipe] | None, list[Problem]]:
     """Return the recipe type of the objective; for an unknown one the nearest, so that the rest is checked as well."""
     values = document.values
-    value = values.get("objective")
-    if value == "chat" and "stage" in values:
+    name = values.get("objective")
+    if name == "chat" and "stage" in values:
         return ChatStageRecipe, []  # the stored recipe of one stage's run
-    if isinstance(value, str) and value in OBJECTIVES:
-        return OBJECTIVES[value], []
+    if isinstance(name, str) and name in OBJECTIVES:
+        return _with_optimizer(OBJECTIVES[name], document)
     if "objective" not in values and "cells" in values:
         return None, [Problem(document.place(()), "cells", "this is a file of `lap sweep`, not a recipe")]
-    near = get_close_matches(value, list(OBJECTIVES), 1) if isinstance(value, str) else []
-    choices = listed([f"`{name}`" for name in OBJECTIVES])
-    got = f"expected {choices}, got {quoted(value)}" if "objective" in values else f"is missing; expected {choices}"
-    return (OBJECTIVES[near[0]] if near else None), [Problem(document.place(("objective",)), "objective", got)]
+    near = get_close_matches(name, OBJECTIVES, 1) if isinstance(name, str) else []
+    expected = _expected(OBJECTIVES)
+    message = f"{expected}, got {quoted(name)}" if "objective" in values else f"is missing; {expected}"
+    wrong = [Problem(document.place(("objective",)), "objective", message)]
+    return (OBJECTIVES[near[0]] if near else None), wrong
 
 
 def _with_optimizer(recipe: type[AnyRecipe], document: Document) -> tuple[type[AnyRecipe], list[Problem]]:
     """Return the recipe type with the section of the optimizer that the file names, if it may name any optimizer."""
-    if not issubclass(recipe, BaseRecipe) or not recipe.takes_any_optimizer:
-        return recipe, []
-    default_section = recipe.model_fields["optimizer"].annotation
-    assert isinstance(default_section, type)
-    names = list(get_args(default_section.model_fields["name"].annotation))
     section = document.values.get("optimizer")
-    if not isinstance(section, dict) or section.get("name", names[0]) in names:
+    name = section.get("name") if isinstance(section, dict) else None
+    if not issubclass(recipe, BaseRecipe) or not recipe.takes_any_optimizer or name is None:
         return recipe, []
-    name = section["name"]
+    default: Any = recipe.model_fields["optimizer"].annotation
+    own_names = get_args(default.model_fields["name"].annotation)
+    if name in own_names:
+        return recipe, []
     if isinstance(name, str) and name in OPTIMIZER_SECTIONS:
         return _recipe_with_section(recipe, OPTIMIZER_SECTIONS[name]), []
-    known = listed([f"`{name}`" for name in dict.fromkeys((*names, *OPTIMIZER_SECTIONS))])
-    where = document.place(("optimizer", "name"))
-    return recipe, [Problem(where, "optimizer.name", f"expected {known}, got {quoted(name)}")]
+    message = f"{_expected(dict.fromkeys((*own_names, *OPTIMIZER_SECTIONS)))}, got {quoted(name)}"
+    return recipe, [Problem(document.place(("optimizer", "name")), "optimizer.name", message)]
+
+
+def _expected(names: Iterable[str]) -> str:
+    return f"expected {listed([f'`{name}`' for name in names])}"
 
 
 @cache
@@ -185,8 +174,7 @@ def _recipe_with_section(recipe: type[BaseRecipe], section: type[OptimizerSectio
 
 def read_with_parents(path: Path) -> tuple[Document, list[Problem]]:
     """Read a recipe and all files it extends; every value keeps the file and line it comes from."""
-    files: list[Document] = []
-    problems: list[Problem] = []
+    document, problems = Document({}, {}), list[Problem]()
     chain: list[str] = []
     extends_at: str | None = None  # the place of the `extends` that named this file
     current: Path | None = path
@@ -198,62 +186,40 @@ def read_with_parents(path: Path) -> tuple[Document, list[Problem]]:
         if chain[-1] in chain[:-1]:
             names = " -> ".join(Path(name).name for name in chain[chain.index(chain[-1]) :])
             raise Unreadable(Problem(extends_at or str(path), "extends", f"the files extend each other: {names}"))
-        document, unreadable = read_file(current) if heads is None else (heads, [])
+        file, unreadable = read_file(current) if heads is None else (heads, [])
         problems += unreadable
-        files.append(document)
-        extends_at = document.places.pop(("extends",), None)
-        current = _parent(current, document.values.pop("extends"), extends_at) if extends_at else None
-    merged = files.pop()
-    while files:
-        merged = merged.under(files.pop())
-    return Document(merged.values, {**merged.places, (): f"{path}:1"}), problems
+        extends_at = file.places.pop(("extends",), None)
+        current = _parent(current, file.values.pop("extends"), extends_at) if extends_at else None
+        document = file.under(document)
+    return Document(document.values, {**document.places, (): f"{path}:1"}), problems
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
     """Apply each `key.path=value` like a file of one line that extends the recipe before it."""
     problems: list[Problem] = []
     for text in overrides:
+        key, sign, value_text = text.partition("=")
+        path = tuple(part.strip() for part in key.split("."))
         try:
-            above, wrong = _override(document, text)
+            if not sign or not all(path) or len(path) > _LONGEST_PATH:
+                raise Unreadable(
+                    Problem("--set", "", f"expected key.path=value, such as train.steps=100, got {quoted(text)}")
+                )
+            value, wrong = read_text(value_text, lambda line: "--set", under=path)
+            if value is None:
+                raise Unreadable(Problem("--set", "", "has no value after `=`; write null to mean none"))
         except Unreadable as error:
-            key = key_shown(text.partition("=")[0])
-            problems.append(Problem("--set", key, error.problem.message))
+            problems.append(Problem("--set", key_shown(key), error.problem.message))
             continue
         problems += wrong
-        document = document.under(above)
+        values = value.values
+        for part in reversed(path):
+            values = {part: values}
+        # A section of the file keeps its line, because a message about a missing key points there.
+        above: list[KeyPath] = [path[:depth] for depth in range(1, len(path))]
+        new = {section: "--set" for section in above if not isinstance(value_at(document.values, section), dict)}
+        document = document.under(Document(values, {**new, **value.places}))
     return document, problems
-
-
-def _override(document: Document, text: str) -> tuple[Document, list[Problem]]:
-    key, sign, value_text = text.partition("=")
-    path = tuple(part.strip() for part in key.split("."))
-    if not sign or not all(path) or len(path) > MAX_DEPTH:
-        raise _refused(f"expected key.path=value, such as train.steps=100, got {quoted(text)}")
-    if path[0] == "extends":
-        raise _refused("cannot be changed by --set; write a recipe that extends this one")
-    below = document.values
-    for depth, part in enumerate(path):
-        if depth and not isinstance(below, dict):
-            above = key_shown(".".join(path[:depth]))
-            raise _refused(f"`{above}` is {quoted(below)}, which has no keys; set `{above}` itself")
-        if part not in below:
-            break
-        below = below[part]
-    value, problems = read_text(value_text, lambda line: "--set", under=path)
-    if value is None:
-        raise _refused("has no value after `=`; write null to mean none")
-    values = value.values
-    for part in reversed(path):
-        values = {part: values}
-    # A section of the file keeps its line, because a message about a missing key points there.
-    sections: list[KeyPath] = [path[:depth] for depth in range(1, len(path))]
-    return Document(
-        values, {**{key: "--set" for key in sections if key not in document.places}, **value.places}
-    ), problems
-
-
-def _refused(message: str) -> Unreadable:
-    return Unreadable(Problem("--set", "", message))
 
 
 def _parent(child: Path, name: Any, where: str) -> Path:

@@ -1,11 +1,6 @@
-"""Parses YAML text into plain values, with the file and line of every key beside them.
-
-PyYAML composes the text to nodes, which have lines. Its constructor, which knows tags and the numbers of YAML 1.1, is
-not used.
-"""
+"""Parses YAML text into plain values, with the file and line of every key beside them."""
 
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,11 +11,8 @@ import yaml
 
 from lapcli.runtime.errors import UsageError, shortened
 
-MAX_DEPTH = 20
 _MAX_VALUES = 10_000  # aliases count as the values they refer to
-_MAX_BYTES = 2**20
 _QUOTED = 60  # characters of a user's value that a message repeats
-_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels; no recipe is"
 _PRINTED = 50  # a list of ten thousand wrong items is one mistake, not ten thousand lines
 
 
@@ -90,8 +82,6 @@ def quoted(value: Any) -> str:
     """Format a value as in a recipe, cut to a readable length."""
     if value is None:
         return "nothing (null)"
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     text = shown(json.dumps(value, ensure_ascii=False, default=repr))
     return text if len(text) <= _QUOTED else text[: _QUOTED - 1] + "…"
 
@@ -111,12 +101,8 @@ _WORDS: dict[str, Scalar] = {
 }
 # ASCII: \d would also take the digits of every other script.
 _WHOLE = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
-_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-
-# Longer ones stay text, which no number key accepts: Python refuses to read integers beyond 4,300 digits, and a
-# whole number must still fit a float.
+#: Longer ones stay text: Python refuses integers beyond 4,300 digits, and a whole number must still fit a float.
 _LONGEST_NUMBER = 200
 
 
@@ -128,13 +114,24 @@ def read_plain(text: str) -> Scalar:
         return text
     if _WHOLE.fullmatch(text):
         return int(text)
-    if _BASED.fullmatch(text):
-        return int(text, 0)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    if _NOT_FINITE.fullmatch(text):
-        return float(text.replace(".", ""))
-    return text
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def has_step(values: Any, step: str | int) -> bool:
+    """Return whether a mapping has a key, or a list a position."""
+    keys = values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()
+    return step in keys
+
+
+def value_at(values: Any, path: KeyPath) -> Any:
+    """Return the value of a key; None if there is none."""
+    for step in path:
+        values = values[step] if has_step(values, step) else None
+    return values
+
+
+#: A key, and another key of its section that a later file or option replaces it with: two forms of one setting.
+_REPLACED_BY = {"operators": "laplacian_heads", "laplacian_heads": "operators", "steps": "epochs"}
 
 
 @dataclass(frozen=True)
@@ -152,28 +149,14 @@ class Document:
 
     def under(self, above: "Document") -> "Document":
         """Merge mappings key by key; anything else in `above` replaces the value here."""
-        values, places = _merged(self.values, above.values), {**self.places, **above.places}
-        return Document(values, {path: where for path, where in places.items() if _has(values, path)})
-
-
-def _has(values: Any, path: KeyPath) -> bool:
-    for step in path:
-        keys = values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()
-        if step not in keys:
-            return False
-        values = values[step]
-    return True
-
-
-#: Two spellings of one setting: the later one replaces the other.
-_OTHER_SPELLING = {"operators": "laplacian_heads", "laplacian_heads": "operators"}
+        return Document(_merged(self.values, above.values), {**self.places, **above.places})
 
 
 def _merged(below: Any, above: Any) -> Any:
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
-    kept = {key: value for key, value in below.items() if above.get(_OTHER_SPELLING.get(key, "")) is None}
-    return {**kept, **{key: _merged(kept[key], value) if key in kept else value for key, value in above.items()}}
+    kept = {key: value for key, value in below.items() if above.get(_REPLACED_BY.get(key, "")) is None}
+    return {**kept, **{key: _merged(kept.get(key), value) for key, value in above.items()}}
 
 
 def read_file(path: Path) -> tuple[Document, list[Problem]]:
@@ -183,65 +166,46 @@ def read_file(path: Path) -> tuple[Document, list[Problem]]:
     """
     name = str(path)
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise Unreadable(Problem(name, "", "is not UTF-8 text; save the recipe as UTF-8")) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a file name"
         raise Unreadable(Problem(name, "", f"cannot be read ({reason}); check the file and its permissions")) from None
-    if len(content) > _MAX_BYTES:
-        raise Unreadable(Problem(name, "", "is larger than 1 MB, which no recipe is; check the name"))
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise Unreadable(Problem(f"{name}:{line}", "", "is not UTF-8 text; save the recipe as UTF-8")) from None
     document, problems = read_text(text, lambda line: f"{name}:{line}")
     if document is None or document.values is None:
         raise Unreadable(Problem(name, "", "is empty; a recipe starts with `objective:` or `extends:`"))
     if not isinstance(document.values, dict):
-        kind = "a list" if isinstance(document.values, list) else "text"
-        raise Unreadable(Problem(document.place(()), "", f"expected `key: value` lines, got {kind}; is this a recipe?"))
+        raise Unreadable(Problem(document.place(()), "", "expected `key: value` lines; is this a recipe?"))
     return document, problems
 
 
 def read_text(text: str, where: Callable[[int], str], under: KeyPath = ()) -> tuple[Document | None, list[Problem]]:
     """Parse one YAML document; None if it has nothing but comments. `under` is the key that it is the value of."""
+    reader = _Reader(where)
     try:
         root = yaml.compose(text, Loader=_Loader)
-        reader = _Reader(where, under)
-        return (None if root is None else Document(reader.value(root, under), reader.places)), reader.problems
+        document = None if root is None else Document(reader.value(root, under), reader.places)
     except RecursionError:
-        raise Unreadable(Problem(where(1), "", _TOO_DEEP)) from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise Unreadable(Problem(where(line), "", f"is not YAML: {_without_quotes(error)}")) from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # Control characters; and what PyYAML lets through: impossible escapes ("\UFFFFFFFF"), version numbers.
-        line = text.count("\n", 0, getattr(error, "position", 0)) + 1
-        message = "is not YAML: a control character, an escape or a directive is wrong"
-        raise Unreadable(Problem(where(line), "", message)) from None
+        raise Unreadable(Problem(where(1), "", "is nested too deep; no recipe is")) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two for `"\UFFFFFFFF"` and `%YAML 99...`
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line if mark else text.count("\n", 0, getattr(error, "position", 0))
+        step = next((step for words, step in _YAML_STEPS.items() if words in str(error)), "check its quotes and indent")
+        raise Unreadable(Problem(where(line + 1), "", f"is not YAML; {step}")) from None
+    return document, reader.problems
 
 
-def _without_quotes(error: yaml.MarkedYAMLError) -> str:
-    """Return PyYAML's reason without quotations from the file; punctuation, tabs and token names may stay."""
-
-    def harmless(quote: re.Match[str]) -> str:
-        return quote[0] if re.fullmatch(r"'(<[a-z ]+>|\\t|[^\w\s])'", quote[0]) else "..."
-
-    problem = error.problem or "cannot be read"
-    reason = re.sub(r"""'[^']*'|"[^"]*\"""", harmless, problem).replace(r"'\t'", "tab")
-    next_step = next((step for words, step in _YAML_STEPS.items() if words in problem), "")
-    return f"{reason}; {next_step}" if next_step else reason
-
-
-#: What to do about the commonest words of PyYAML, which say what its parser met.
+#: What to do about the commonest errors of PyYAML, whose own words say what its parser met, and quote the file.
 _YAML_STEPS = {
-    r"'\t'": "indent with spaces",
+    r"'\t'": "indent with spaces instead of a tab",
     "mapping values are not allowed": "a colon is missing in the line above, or the indent is wrong",
     "could not find expected ':'": "a colon is missing here or in the line above",
     "<stream end>": "it ends before a bracket or a quote is closed",
     "another document": "a recipe is one document",
     "<block end>": "the indent differs from that of the lines above",
+    "undefined alias": "an alias (`*name`) needs an anchor (`&name`) before it",
+    "special characters": "remove the control character",
 }
 
 
@@ -251,45 +215,36 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Reader:
-    def __init__(self, where: Callable[[int], str], under: KeyPath) -> None:
+    """Turns PyYAML's nodes into values; its constructor, which knows tags and YAML 1.1, is not used."""
+
+    def __init__(self, where: Callable[[int], str]) -> None:
         self.where = where
         self.places: dict[KeyPath, str] = {}
         self.problems: list[Problem] = []
         self._count = 0
 
-    def value(self, node: yaml.Node, path: KeyPath, depth: int = 0) -> Any:
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
         where = self.where(node.start_mark.line + 1)
         self.places.setdefault(path, where)
         self._count += 1
-        if depth > MAX_DEPTH:  # an alias inside its own anchor too
-            raise Unreadable(Problem(where, "", _TOO_DEEP))
         if self._count > _MAX_VALUES:
             message = f"holds more than {_MAX_VALUES} values (aliases count in full); no recipe does"
             raise Unreadable(Problem(where, "", message))
         if node.tag:
-            self._add(where, path, "tags (`!name`) are not used in recipes; remove it")
+            self.problems.append(Problem(where, dotted(path), "tags (`!name`) are not used in recipes; remove it"))
         if isinstance(node, yaml.ScalarNode):
-            if not node.value.isascii() and any("\ud800" <= c <= "\udfff" for c in node.value):
-                raise Unreadable(Problem(where, "", "holds a lone surrogate, which cannot be printed"))
             return read_plain(node.value) if node.style is None else node.value
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, (*path, number), depth + 1) for number, item in enumerate(node.value)]
-        return self._mapping(node, path, depth)
-
-    def _mapping(self, node: yaml.Node, path: KeyPath, depth: int) -> dict[str, Any]:
+            return [self.value(item, (*path, number)) for number, item in enumerate(node.value)]
         entries: dict[str, Any] = {}
         for key, child in node.value:
-            where = self.where(key.start_mark.line + 1)
-            if not isinstance(key, yaml.ScalarNode):
+            where, name = self.where(key.start_mark.line + 1), key.value  # as written: `on`, `1` and `null` are words
+            if not isinstance(key, yaml.ScalarNode) or key.tag:
                 raise Unreadable(Problem(where, "", "a key must be a word"))
-            self.value(key, path, depth + 1)  # to check its tag and count it
-            name = key.value  # as written: `on`, `1` and `null` are words here
             inner = (*path, name)
             if name in entries:
-                self._add(where, inner, f"is given twice (first at {self.places[inner]}); keep one")
+                message = f"is given twice (first at {self.places[inner]}); keep one"
+                self.problems.append(Problem(where, dotted(inner), message))
             self.places[inner] = where
-            entries[name] = self.value(child, inner, depth + 1)
+            entries[name] = self.value(child, inner)
         return entries
-
-    def _add(self, where: str, path: KeyPath, message: str) -> None:
-        self.problems.append(Problem(where, dotted(path), message))

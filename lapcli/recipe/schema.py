@@ -7,12 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from lapcli.heads.plan import HeadPlan, head_plan, operator_plan
-from lapcli.recipe.data_sources import Modality, has_no_files, plugin_source_names
+from lapcli.heads.plan import HeadPlan, head_plan
+from lapcli.recipe.data_sources import Modality, plugin_source_names
 from lapcli.recipe.optimizers import MuonSection, OptimizerSection
 from lapcli.recipe.section import (
     Count,
+    Files,
     Fraction,
+    HeldOut,
     Positive,
     Section,
     Size,
@@ -24,20 +26,13 @@ from lapcli.recipe.section import (
 )
 
 
-class LayerRange(Section):
-    """Laplacian heads in some layers only: `{layers: 6-11, heads: 12}`."""
-
-    layers: Whole | str | list[Whole]
-    heads: Annotated[Whole, Field(ge=0)]
-
-
 class TransformerModel(Section):
     """The keys that all models share: their blocks, and the operators of their heads."""
 
     layers: Annotated[Whole, Field(ge=1, le=1000)]
     width: Size
     heads: Annotated[Whole, Field(ge=1, le=1024)]
-    laplacian_heads: Annotated[Whole, Field(ge=0)] | list[Annotated[Whole, Field(ge=0)]] | str | LayerRange = Field(
+    laplacian_heads: Whole | list[Whole] | str | dict[str, Any] = Field(
         default=0, description="a number, a list with one number a layer, `linear(a, b)` or {layers:, heads:}"
     )
     # Heads by operator: {laplacian: 3, exclusive: 2}; `laplacian_heads: 3` is short for {laplacian: 3}.
@@ -50,15 +45,18 @@ class TransformerModel(Section):
     def _heads_divide_the_width(self) -> str | None:
         return f"{self.width} is not a multiple of heads {self.heads}" if self.width % self.heads else None
 
-    @combination("laplacian_heads", "layers", "heads")
-    def _plan_fits(self) -> str | None:
-        return None if self.operators is not None else self._wrong_plan()
+    @combination("operators", "laplacian_heads")
+    def _one_form(self) -> str | None:
+        is_both = self.operators is not None and self.laplacian_heads != 0
+        return "set either operators or laplacian_heads, not both" if is_both else None
 
-    @combination("operators", "laplacian_heads", "layers", "heads")
+    @combination("operators", "layers", "heads")
     def _operators_fit(self) -> str | None:
-        if self.operators is not None and self.laplacian_heads != 0:
-            return "set either operators or laplacian_heads, not both"
         return None if self.operators is None else self._wrong_plan()
+
+    @combination("laplacian_heads", "layers", "heads")
+    def _laplacian_heads_fit(self) -> str | None:
+        return self._wrong_plan() if self.operators is None else None
 
     def _wrong_plan(self) -> str | None:
         try:
@@ -68,10 +66,8 @@ class TransformerModel(Section):
         return None
 
     def head_plan(self) -> HeadPlan:
-        if self.operators is not None:
-            return operator_plan(self.operators, self.layers, self.heads)
-        spec = self.laplacian_heads
-        return head_plan(spec.model_dump() if isinstance(spec, LayerRange) else spec, self.layers, self.heads)
+        spec = {"laplacian": self.laplacian_heads} if self.operators is None else self.operators
+        return head_plan(spec, self.layers, self.heads)
 
 
 class GPTModel(TransformerModel):
@@ -81,6 +77,7 @@ class GPTModel(TransformerModel):
     context: Size = 2048  # tokens in a training sequence
     rotary_base: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
     rotary_precision: Literal["float32", "bf16"] = "float32"
+    # Beyond 50 the sum of exp over a large vocabulary would overflow float32.
     softcap: Annotated[float, Field(gt=0, le=50)] = 15.0
 
     @combination("width", "heads")
@@ -115,12 +112,6 @@ class Source(Section):
     def _hub_name(self) -> str | None:
         return wrong_hub_name(self.train)
 
-    @combination("revision", "train")
-    def _revision_of_the_hub(self) -> str | None:
-        if self.revision is not None and not self.train.startswith("hub:"):
-            return "only a hub data set (train: hub:OWNER/NAME) has one; remove it"
-        return None
-
 
 #: Before the name of a run in `train.init_from`.
 RUN = "run:"
@@ -131,7 +122,7 @@ UNKNOWN = "unknown:"
 class TextSource(Source):
     modality: ClassVar[Modality] = "text"
 
-    files: Text | list[Text] | None = None  # names, ranges such as a_{00..23}.txt, local globs; in order
+    files: Files = None
     column: Text = "text"
     separator: Annotated[str, Field(min_length=1, max_length=100)] | None = None  # between a text file's documents
     crop: Count | None = None  # characters kept of each document
@@ -139,21 +130,13 @@ class TextSource(Source):
     shuffle_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     # `last_file` holds the last file out; a fraction holds out that share of the documents; null means the
     # last of several files, or a twentieth of a single one.
-    validation: Literal["last_file"] | Annotated[float, Field(gt=0, lt=1)] | None = None
+    validation: Literal["last_file"] | HeldOut | None = Field(
+        default=None, description="`last_file` or a number (above 0 and below 1)"
+    )
 
     @combination("files", "train")
     def _files_of_the_source(self) -> str | None:
-        if has_no_files(self.train) and self.files is not None:
-            return f"{self.train} has no files; remove it"
-        if self.files == []:
-            return "name at least one file, or remove it"
-        return unfixed_files(self.train, self.files)
-
-    @combination("validation", "train")
-    def _last_of_several_files(self) -> str | None:
-        if has_no_files(self.train) and self.validation == "last_file":
-            return f"{self.train} has no files; give a fraction"
-        return None
+        return "name at least one file, or remove it" if self.files == [] else unfixed_files(self.train, self.files)
 
 
 class InitFrom(Section):
@@ -171,12 +154,6 @@ class InitFrom(Section):
     def _source_alone(cls, given: Any) -> Any:
         return {"source": given} if isinstance(given, str) else given
 
-    @combination("weights", "source")
-    def _weights_of_timm(self) -> str | None:
-        if self.weights is not None and not self.source.startswith("timm:"):
-            return "is a file for timm:NAME; name the file or folder as the source instead"
-        return None
-
 
 class TrainSection(Section):
     """Length, batches, precision and device of the training."""
@@ -186,7 +163,7 @@ class TrainSection(Section):
     steps: Count | None = None
     epochs: Positive | None = None  # used if no steps are given
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on GPUs with bf16 hardware
-    compile: Literal["auto"] | bool = "auto"  # auto: on CUDA
+    compile: Literal["auto"] | bool = Field(default="auto", description="`auto`, true or false")  # auto: on CUDA
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
     # What several processes share: gradients and optimizer state (ZeRO-2), or the weights too (ZeRO-3).

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 
@@ -24,6 +24,23 @@ Positive = Annotated[float, Field(gt=0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
+
+#: Names of files, ranges such as a_{00..23}.parquet, or local globs, in order.
+Files = Annotated[Text | list[Text] | None, Field(description="text or a list of texts")]
+#: The fraction of the training examples that is held out.
+HeldOut = Annotated[float, Field(gt=0, lt=1)]
+
+
+def _ascending(value: list[float]) -> list[float]:
+    if value[0] > value[1]:
+        raise ValueError("must go from the smaller fraction to the larger")
+    return value
+
+
+#: The smallest and the largest fraction of something.
+FractionRange = Annotated[
+    list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2), AfterValidator(_ascending)
+]
 
 Check = Callable[[Any], str | None]
 C = TypeVar("C", bound=Check)
@@ -87,16 +104,9 @@ def members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def subsection(field: FieldInfo) -> type[Section] | None:
-    """Return the section that a key holds, if it holds one."""
-    only = members(field.annotation)[0] if len(members(field.annotation)) == 1 else None
-    return only if isinstance(only, type) and issubclass(only, Section) else None
-
-
-def item_section(field: FieldInfo) -> type[Section] | None:
-    """Return the section that a key holds a list of, if it does."""
-    annotation = field.annotation
-    if get_origin(annotation) is not list:
-        return None
-    (item,) = get_args(annotation)
-    return item if isinstance(item, type) and issubclass(item, Section) else None
+def inner_section(field: FieldInfo) -> type[Section] | None:
+    """Return the section that a key holds, or holds a list of."""
+    only = members(field.annotation)
+    if len(only) == 1 and get_origin(only[0]) is list:
+        only = members(get_args(only[0])[0])
+    return only[0] if len(only) == 1 and isinstance(only[0], type) and issubclass(only[0], Section) else None

@@ -4,11 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from lapcli.recipe.loading import shipped_recipes
+from lapcli.recipe.loading import load_recipe, shipped_recipes
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_text
 
@@ -74,19 +71,10 @@ def list_shipped() -> list[Shipped]:
 
 
 def _shipped(path: Path) -> Shipped:
-    text = path.read_text(encoding="utf-8")
-    is_sweep = path.parent.name == SWEEPS
-    values: dict[str, Any] = yaml.safe_load(text)
-    kind = "sweep" if is_sweep else _objective(path, values)
-    name = f"{SWEEPS}/{path.stem}" if is_sweep else path.stem
-    return Shipped(name, path, kind, _first_sentence(text))
-
-
-def _objective(path: Path, values: dict[str, Any]) -> str:
-    while "objective" not in values:
-        path = path.with_name(values["extends"])
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return str(values["objective"])
+    summary = _first_sentence(path.read_text(encoding="utf-8"))
+    if path.parent.name == SWEEPS:
+        return Shipped(f"{SWEEPS}/{path.stem}", path, "sweep", summary)
+    return Shipped(path.stem, path, load_recipe(path).objective, summary)
 
 
 def _first_sentence(text: str) -> str:

@@ -19,7 +19,19 @@ from lapcli.recipe.schema import (
     TransformerModel,
     ValidationSection,
 )
-from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, combination
+from lapcli.recipe.section import (
+    Count,
+    Fraction,
+    FractionRange,
+    HeldOut,
+    NonNegative,
+    Positive,
+    Section,
+    Size,
+    Text,
+    Whole,
+    combination,
+)
 
 Channels = Annotated[list[NonNegative], Field(min_length=3, max_length=3)]
 _POLICY = re.compile(
@@ -52,8 +64,8 @@ class Augmentation(Section):
     """The augmentation of a training image before mixing, all by timm."""
 
     crop: Literal["random_resized", "padded", "none"] = "random_resized"
-    scale: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2)] | None = Field(
-        default=None, description="two shares of the area, [0.08, 1.0] if none is given"
+    scale: FractionRange | None = Field(
+        default=None, description="two fractions of the area, [0.08, 1.0] if none is given"
     )
     padding: Annotated[Whole, Field(ge=0, le=1024)] | None = None  # of a padded crop, in pixels; null: 4
     flip: Fraction = 0.5
@@ -62,28 +74,10 @@ class Augmentation(Section):
     erase: Fraction = 0.0  # random erasing, filled with noise
     repeats: Annotated[Whole, Field(ge=1, le=100)] = 1  # copies of an image in an epoch, each augmented differently
 
-    @combination("scale", "crop")
-    def _scale_of_a_resized_crop(self) -> str | None:
-        if self.scale is not None and self.crop != "random_resized":
-            return "is for crop: random_resized; remove it"
-        if self.scale is not None and self.scale[0] > self.scale[1]:
-            return "must go from the smaller share to the larger"
-        return None
-
-    @combination("padding", "crop")
-    def _padding_of_a_padded_crop(self) -> str | None:
-        return "is for crop: padded; remove it" if self.padding is not None and self.crop != "padded" else None
-
     @combination("policy")
     def _policy_is_known(self) -> str | None:
         if self.policy is not None and not _POLICY.fullmatch(self.policy):
             return f"expected 3a or a policy such as rand-m9-mstd0.5-inc1, got {self.policy[:60]!r}"
-        return None
-
-    @combination("color_jitter", "policy")
-    def _jitter_beside_the_policy(self) -> str | None:
-        if self.color_jitter is not None and self.policy not in (None, "3a"):
-            return f"is switched off by the policy {self.policy}; remove one of them"
         return None
 
 
@@ -115,14 +109,17 @@ class ImageFiles(Source):
     modality: ClassVar[Modality] = "images"
 
     # A folder; a fraction of the training images; null: the source's own validation or test images.
-    validation: Text | Annotated[float, Field(gt=0, lt=1)] | None = None
+    validation: Text | HeldOut | None = Field(default=None, description="a folder or a number (above 0 and below 1)")
     split_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     image_column: Text | None = None  # of parquet files and hub sets; null: the only one that holds images
     label_column: Text | None = None  # null: the only one that holds classes
     # `ignore`: pixels as they are stored, as torchvision's and timm's loaders read them; `apply`: turned by the tag.
     exif_orientation: Literal["ignore", "apply"] = "ignore"
     decoded_gigabytes: NonNegative = 2.0  # a set that fits is decoded once and kept in memory
-    workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = "auto"  # processes that read ahead
+    # Processes that read ahead.
+    workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = Field(
+        default="auto", description="`auto` or a whole number (at least 0 and at most 256)"
+    )
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     crop_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the shorter side, when evaluating
     mean: Channels = Field(default_factory=lambda: [0.485, 0.456, 0.406])
@@ -202,12 +199,6 @@ class ClassificationRecipe(BaseRecipe):
     def _smoothing_keeps_two_classes(self) -> str | None:
         if self.train.loss == "binary_cross_entropy" and self.data.mixing.label_smoothing > 0:
             return "mixing.label_smoothing makes every class a target of the binary cross entropy; set it to 0"
-        return None
-
-    @combination("schedule", "optimizer")
-    def _rates_are_in_order(self) -> str | None:
-        if max(self.schedule.start_lr, self.schedule.final_lr) > self.optimizer.lr:
-            return f"start_lr and final_lr must not be above the peak, optimizer.lr {self.optimizer.lr}"
         return None
 
     def schedule_problems(self) -> list[tuple[str, str]]:

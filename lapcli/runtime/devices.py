@@ -245,3 +245,22 @@ def deterministic(wanted: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
         memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = before
+
+
+def prefer_attention_kernels(
+    device: "torch.device", deterministic: bool = False
+) -> contextlib.AbstractContextManager[object]:
+    """Provide a context in which attention prefers cuDNN's kernel on Hopper and later GPUs (capability 9).
+
+    torch uses the first kernel of its priority order that supports the inputs, also for the backward, and prefers
+    flash, which is written for the architecture before. cuDNN has no deterministic backward, so a deterministic run
+    keeps torch's order; so does every other device. Compiled code chooses its kernel when it is compiled, which has to
+    happen inside the context too.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if deterministic or device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 9:
+        return contextlib.nullcontext()
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(order, set_priority=True)

@@ -10,12 +10,12 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2  # wrong usage, recipe or data
     WILL_NOT_FIT = 3
-    STOPPED = 130  # at once, by Ctrl-C or a second SIGTERM: 128 + SIGINT, as in shells and typer
+    STOPPED = 130  # at once, by Ctrl-C: 128 + SIGINT, as in shells and typer
     LOST_PEER = 76  # from a rank to its launcher: another rank is gone, and that one reports the reason if it can
     INTERRUPTED = 75  # saved; the same command resumes (EX_TEMPFAIL, which batch systems requeue on)
 
 
-#: What a command says when Ctrl-C or a second SIGTERM ends it at once.
+#: What a command says when Ctrl-C ends it at once.
 STOPPED = "lap: stopped; what was saved is kept, run the same command to resume"
 
 

@@ -12,9 +12,9 @@ differently, and in one lasting store, whose keys hold that count, ranks would w
 
 import logging
 import os
+import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import uuid
@@ -62,8 +62,17 @@ class Processes:
             raise UsageError(f"--nproc takes a number of processes from 1 to 1024, or auto, got {self.nproc[:40]!r}")
         return int(self.nproc)
 
-    def check_gpus(self, gpus: int) -> None:
-        """Refuse more processes than GPUs, since each needs its own; without a GPU any number will do."""
+    def check(self, gpus: int = 0) -> None:
+        """Refuse options that contradict each other, and more processes than `gpus`; without a GPU any number will
+        do."""
+        if self.nnodes < 1 or self.max_restarts < 0:
+            raise UsageError("--nnodes must be at least 1 and --max-restarts at least 0")
+        if self.nnodes > 1 and self.rdzv is None:
+            raise UsageError("--nnodes needs --rdzv HOST:PORT, the same on every machine")
+        if self.rdzv is not None and not re.fullmatch(r".+:\d+", self.rdzv):
+            raise UsageError(f"--rdzv takes HOST:PORT, got {self.rdzv[:80]!r}")
+        if self.node_rank is not None and not 0 <= self.node_rank < self.nnodes:
+            raise UsageError(f"--node-rank must be from 0 to {self.nnodes - 1}")
         if self.nproc != "auto" and 0 < gpus < self.here():
             raise UsageError(
                 f"--nproc {self.nproc} needs as many GPUs, but this machine has {gpus} "
@@ -71,25 +80,12 @@ class Processes:
                 "--set train.device=cpu"
             )
 
-    def check(self) -> None:
-        if self.nnodes < 1 or self.max_restarts < 0:
-            raise UsageError("--nnodes must be at least 1 and --max-restarts at least 0")
-        if self.nnodes > 1 and self.rdzv is None:
-            raise UsageError("--nnodes needs --rdzv HOST:PORT, the same on every machine")
-        if self.rdzv is not None:
-            host, _, port = self.rdzv.rpartition(":")
-            if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-                raise UsageError(f"--rdzv takes HOST:PORT, got {self.rdzv[:80]!r}")
-        if self.node_rank is not None and not 0 <= self.node_rank < self.nnodes:
-            raise UsageError(f"--node-rank must be from 0 to {self.nnodes - 1}")
-
 
 def needs_launch(processes: Processes, device: str = "auto") -> bool:
     """Return whether the command has to go through `launch`; never inside torchrun, where it already has."""
-    processes.check()
     if inside_torchrun():
         return False
-    processes.check_gpus(_gpus(device))
+    processes.check(_gpus(device))
     return processes.nnodes > 1 or processes.here(device) > 1
 
 
@@ -165,15 +161,9 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _ranks() -> list[int]:
-    """Return the children of this process; small containers have no `ps`, macOS has no /proc."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
-    if sys.platform != "linux":
-        rows = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid="], text=True).splitlines()
-        parents = {int(pid): int(parent) for pid, parent in map(str.split, rows)}
-    return [pid for pid, parent in parents.items() if parent == os.getpid()]
+    """Return the children of this process, which Linux lists; elsewhere torchrun ends the ranks itself."""
+    files = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for file in files for pid in file.read_text().split()]
 
 
 def _torchrun_options(processes: Processes, device: str) -> list[str]:

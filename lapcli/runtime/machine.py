@@ -1,7 +1,4 @@
-"""The resources of this machine besides its GPUs: cores, shared memory and a compiler.
-
-They are checked before the first step, so that a shortage is a message and not a crash in the middle of one.
-"""
+"""The cores of this machine that a run may use, and the compiler that torch.compile needs."""
 
 import importlib.util
 import os
@@ -12,8 +9,6 @@ from pathlib import Path
 
 from lapcli.runtime.environment import cores_given
 from lapcli.runtime.errors import UsageError
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def usable_cores() -> int:
@@ -33,15 +28,6 @@ def container_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | 
         return max(1, int(quota) // int(period))
     except (OSError, ValueError):  # no control groups, or "max"
         return None
-
-
-def free_shared_memory() -> int | None:
-    """Return the free bytes; None without a /dev/shm (shared memory then comes from elsewhere)."""
-    try:
-        place = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return None
-    return place.f_bavail * place.f_frsize
 
 
 def check_compiler(device_type: str) -> None:

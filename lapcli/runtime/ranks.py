@@ -167,27 +167,19 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
         return World(0, 1, torch.device(kind))
     if (parent := launcher()) is not None:
         end_with_parent(parent, signal.SIGKILL)  # no rank outlives its launcher
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    chosen = device_of(kind, local_rank, torch.cuda.device_count())
+    chosen = torch.device(kind)
+    options: dict[str, Any] = {"backend": "gloo"}
     if kind == "cuda":
+        local_rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local_rank >= gpus:
+            raise UsageError(f"there is no GPU for process {local_rank + 1} on this machine, which has {gpus}")
+        chosen = torch.device(kind, local_rank)
         # Collectives of objects use the current device, which would be GPU 0 on every rank.
         torch.cuda.set_device(chosen)
+        options = {"backend": "nccl", "device_id": chosen}  # without its device NCCL guesses one, and may hang
     if not dist.is_initialized():
-        dist.init_process_group(**group_options(chosen), timeout=timedelta(minutes=step_timeout))
+        dist.init_process_group(**options, timeout=timedelta(minutes=step_timeout))
     return World(dist.get_rank(), dist.get_world_size(), chosen)
-
-
-def device_of(kind: str, local_rank: int, gpus: int) -> torch.device:
-    if kind != "cuda":
-        return torch.device(kind)
-    if local_rank >= gpus:
-        raise UsageError(f"there is no GPU for process {local_rank + 1} on this machine, which has {gpus}")
-    return torch.device(kind, local_rank)
-
-
-def group_options(device: torch.device) -> dict[str, Any]:
-    """Return the options of the process group. NCCL is bound to its device, or it guesses one and may hang."""
-    return {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
 
 
 def is_restarted() -> bool:

@@ -1,15 +1,13 @@
 """SIGTERM, SIGINT and SIGUSR1 ask a run to stop: it finishes its step, saves, and exits with 75.
 
-A second Ctrl-C or a second SIGTERM stops at once.
+A second Ctrl-C stops at once. Further copies of SIGTERM change nothing: batch systems send several before SIGKILL.
 """
 
 import contextlib
 import ctypes
-import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -22,30 +20,21 @@ _Handler = Callable[[int, FrameType | None], object]
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-#: Seconds within which a second SIGTERM is a copy of the first: `timeout` and batch systems signal a process and its
-#: group, and a launcher passes on signals that its ranks have received already.
-MOMENT = 2.0
-
-
 class StopRequest:
-    """True once a signal has asked the run to stop; `name` is the signal's. A second request calls `at_once`."""
+    """True once a signal has asked the run to stop; `name` is the signal's. A second Ctrl-C calls `at_once`."""
 
     def __init__(self, announce: Callable[[str], None], at_once: _Handler) -> None:
         self.name: str | None = None
         self._announce, self._at_once = announce, at_once
-        self._first_sigterm = math.inf
 
     def __bool__(self) -> bool:
         return self.name is not None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if number == signal.SIGTERM:
-            self._first_sigterm = min(self._first_sigterm, now)
         if self.name is None:
             self.name = signal.Signals(number).name
             self._announce(self.name)
-        elif number == signal.SIGINT or (number == signal.SIGTERM and now - self._first_sigterm > MOMENT):
+        elif number == signal.SIGINT:
             self._at_once(number, frame)
 
 

@@ -16,8 +16,7 @@ from lapcli.recipe import recipe_hash
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.result_rows import add_rows, row
 from lapcli.runs import Run, discard_untrained, open_run, plugins_of, read_run, unlock, write_summary
-from lapcli.runtime.attention_kernels import prefer_attention_kernels
-from lapcli.runtime.devices import deterministic, peak_memory, prepare_determinism
+from lapcli.runtime.devices import deterministic, peak_memory, prefer_attention_kernels, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError, is_out_of_memory
 from lapcli.runtime.machine import usable_cores

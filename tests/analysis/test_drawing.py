@@ -16,7 +16,7 @@ from lapcli.analysis.examples import class_names
 from lapcli.analysis.measurement import LayerResult, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, sinks, updates
 from lapcli.analysis.measurements.features import FeatureMap
-from lapcli.heads.plan import head_plan, operator_plan
+from lapcli.heads.plan import head_plan
 from lapcli.report import figures
 from lapcli.runtime.errors import UsageError
 
@@ -158,9 +158,9 @@ def test_labels_tell_runs_apart():
 def test_a_label_says_when_its_numbers_are_averages_over_layers():
     plans = {
         "1.5L on average": head_plan([0, 3], 2, 4),
-        "2 gate": operator_plan({"gate": 2}, 2, 4),
-        "0.5 laplacian, 1 gate on average": operator_plan([{"laplacian": 1}, {"gate": 2}], 2, 4),
-        "1 laplacian, 1 gate on average": operator_plan([{"laplacian": 2}, {"gate": 2}], 2, 4),
+        "2 gate": head_plan({"gate": 2}, 2, 4),
+        "0.5 laplacian, 1 gate on average": head_plan([{"laplacian": 1}, {"gate": 2}], 2, 4),
+        "1 laplacian, 1 gate on average": head_plan([{"laplacian": 2}, {"gate": 2}], 2, 4),
     }
     (run,) = analysis("snr", heads=(0,)).runs
     assert labels([replace(run, plan=plan) for plan in plans.values()]) == list(plans)

@@ -32,6 +32,7 @@ def test_it_trains_and_says_whose_it_is(painted):
     assert [step for step, _ in steps(painted)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_with_the_same_bits(extended, painted, shared_cache):
     environment = {**os.environ, "PYTHONPATH": extended.path, "LAP_RUNS": str(extended.runs)}
     command = ("train", extended.recipe, "--name", "killed")
@@ -45,6 +46,7 @@ def test_a_killed_run_resumes_with_the_same_bits(extended, painted, shared_cache
     assert weights(killed) == weights(painted)
 
 
+@pytest.mark.long
 def test_two_processes_train_it(extended, painted):
     extended("train", extended.recipe, "--name", "two", "--set", "train.micro_batch=16", processes=2)
     for (_, ours), (_, alone) in zip(steps(extended.runs / "two"), steps(painted), strict=True):
@@ -65,19 +67,8 @@ def test_it_is_evaluated_by_what_its_models_give(extended, painted):
     assert 0.1 < task["value"] <= 1  # better than guessing, even after a few steps
 
 
-def test_a_task_that_it_cannot_do_is_refused(extended, painted):
-    refused = extended("eval", "--run", "painted", "--tasks", "top1", code=2).stderr
-    assert "masked_autoencoder" in refused
-    assert "knn" in refused  # what it can do
-
-
 def test_it_is_planned(extended, painted):
-    plan = json.loads(extended("plan", extended.recipe, "--json").stdout)
-    assert plan["parameters"] > 0
-
-
-def test_it_is_fetched(extended, painted):
-    assert json.loads(extended("fetch", extended.recipe, "--json").stdout)["train_images"] > 1000
+    assert json.loads(extended("plan", extended.recipe, "--json").stdout)["parameters"] > 0
 
 
 def test_it_is_analysed(extended, painted):
@@ -85,6 +76,7 @@ def test_it_is_analysed(extended, painted):
     assert (painted / "analysis" / "cossim.csv").stat().st_size > 0
 
 
+@pytest.mark.long
 def test_it_is_swept_and_reported(extended, painted):
     extended("sweep", extended.recipe, "--over", "model.laplacian_heads=0,3", "--over", "seed=0,1", "--name", "grid")
     text = extended("report", "--format", "markdown").stdout

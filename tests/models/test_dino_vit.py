@@ -7,7 +7,7 @@ import timm
 import torch
 
 from lapcli.heads.plan import head_plan
-from lapcli.models.dino_vit import TIMM_OPTIONS, Block, CropGroup, DinoViT, from_timm, rotary_tables, rotate, to_timm
+from lapcli.models.dino_vit import TIMM_OPTIONS, Block, CropGroup, DinoViT, from_timm, rotary_tables, to_timm
 from lapcli.recipe.dino import DinoModel
 
 TINY = {"layers": 3, "width": 32, "heads": 4, "patch": 4, "layer_scale": 0.7}
@@ -80,19 +80,6 @@ def test_periods_of_a_head_of_64():
     y = 13.5 / 14 * 2 - 1
     expected = [math.cos(2 * math.pi * y / 100 ** (2 * j / 32)) for j in range(16)]
     assert cos[-1, :16].tolist() == pytest.approx(expected, abs=1e-5)
-
-
-def test_rotating_is_a_complex_product_and_only_differences_matter():
-    cos, sin = rotary_tables(3, 3, 8, base=100.0)
-    q, k = torch.randn(2, 1, 1, 10, 8)
-    turned = rotate(q, cos, sin)
-    first, second = q[..., :4], q[..., 4:]
-    expected = torch.complex(first, second) * torch.complex(cos[:, :4], sin[:, :4])
-    assert torch.allclose(turned, torch.cat([expected.real, expected.imag], -1), atol=1e-6)
-    same_q, same_k = q[:, :, :1].expand_as(q), k[:, :, :1].expand_as(k)
-    scores = rotate(same_q, cos, sin)[0, 0] @ rotate(same_k, cos, sin)[0, 0].T
-    # Patches (0,0) -> (1,1) and (1,1) -> (2,2) are tokens 1, 5, 9.
-    assert float(scores[1, 5]) == pytest.approx(float(scores[5, 9]), abs=1e-5)
 
 
 def test_rotary_precision_is_a_switch():

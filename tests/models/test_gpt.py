@@ -13,7 +13,7 @@ from lapcli.training.optimizers import Optimizers
 torch.set_num_threads(2)
 
 SMALL = {"layers": 2, "heads": 4, "width": 32, "vocab": 40, "context": 16}
-PLANS = [0, 1, 4, [3, 0], "linear(1, 4)"]
+PLANS = [0, 4, [3, 0]]
 
 
 def randomised(seed: int = 0, **changes) -> GPT:
@@ -45,7 +45,7 @@ def test_relu_squared_by_differences_and_at_zero() -> None:
 
 
 class TestSize:
-    @pytest.mark.parametrize("laplacian_heads", range(11))
+    @pytest.mark.parametrize("laplacian_heads", [0, 10])
     def test_of_the_paper_for_every_number_of_laplacian_heads(self, laplacian_heads: int) -> None:
         config = GPTConfig(layers=20, heads=10, width=1280, vocab=65_536, laplacian_heads=laplacian_heads)
         with torch.device("meta"):
@@ -56,19 +56,17 @@ class TestSize:
         assert model.cos_PD.shape == (20_480, 64)
 
     def test_names_are_those_of_the_design(self) -> None:
-        blocks = [
-            f"blocks.{layer}.{name}.weight"
-            for layer in range(2)
-            for name in ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "mlp.down")
-        ]
-        state = GPT(GPTConfig(**SMALL, kv_heads=2)).state_dict()
-        assert sorted(state) == sorted(["embed.weight", *blocks, "head.weight"])
-        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-        assert shapes["embed.weight"] == shapes["head.weight"] == (40, 32)
-        assert shapes["blocks.1.attn.q.weight"] == shapes["blocks.1.attn.out.weight"] == (32, 32)
-        assert shapes["blocks.1.attn.k.weight"] == shapes["blocks.1.attn.v.weight"] == (16, 32)
-        assert shapes["blocks.1.mlp.up.weight"] == (128, 32)
-        assert shapes["blocks.1.mlp.down.weight"] == (32, 128)
+        state = GPT(GPTConfig(**{**SMALL, "layers": 1}, kv_heads=2)).state_dict()
+        assert {name: tuple(tensor.shape) for name, tensor in state.items()} == {
+            "embed.weight": (40, 32),
+            "blocks.0.attn.q.weight": (32, 32),
+            "blocks.0.attn.k.weight": (16, 32),
+            "blocks.0.attn.v.weight": (16, 32),
+            "blocks.0.attn.out.weight": (32, 32),
+            "blocks.0.mlp.up.weight": (128, 32),
+            "blocks.0.mlp.down.weight": (32, 128),
+            "head.weight": (40, 32),
+        }
 
 
 class TestStart:
@@ -152,7 +150,7 @@ def reference_logits(state: dict[str, Tensor], config: GPTConfig, tokens_T: list
 
 
 class TestForward:
-    @pytest.mark.parametrize("kv_heads", [None, 2, 1])
+    @pytest.mark.parametrize("kv_heads", [None, 2])
     @pytest.mark.parametrize("plan", PLANS)
     def test_against_the_description(self, plan, kv_heads) -> None:
         assert_heads_matter(kv_heads=kv_heads)
@@ -242,7 +240,7 @@ class TestCache:
             model(torch.zeros(1, 5, dtype=torch.long), cache)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestCompiled:
     def test_same_loss_and_gradients(self) -> None:
         assert_heads_matter(layers=1)
@@ -308,14 +306,6 @@ class TestBf16:
         assert model.embed.weight.dtype == torch.bfloat16
         assert not torch.equal(model.embed.weight, before)
 
-    def test_cache(self) -> None:
-        model = randomised(laplacian_heads=2).use_bf16()
-        tokens, _ = tokens_and_targets()
-        cache = KVCache(model.config, 2, 16, torch.bfloat16, "cpu")
-        with torch.no_grad():
-            parts = torch.cat([model(piece, cache) for piece in tokens.split([9, 1, 6], dim=1)], dim=1)
-            torch.testing.assert_close(parts, model(tokens), atol=0.5, rtol=0)
-
 
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -324,16 +314,8 @@ class TestBf16:
         ({"width": 12}, "width: the head size 3 .* must be even"),
         ({"kv_heads": 3}, "kv_heads: heads 4 is not a multiple of kv_heads 3"),
         ({"laplacian_heads": 5}, "0 to 4 can be Laplacian, got 5"),
-        ({"laplacian_heads": [1, 2, 3]}, "one number for each of the 2 layers"),
-        ({"softcap": 0.0}, "softcap"),
         ({"softcap": 60.0}, "softcap"),
-        ({"heads": 0}, "heads"),
-        ({"kv_heads": 0}, "kv_heads"),
-        ({"layers": 0}, "layers"),
         ({"vocab": 0}, "vocab"),
-        ({"context": 0}, "context"),
-        ({"rotary_base": 0.0}, "rotary_base"),
-        ({"rotary_precision": "float16"}, "rotary_precision"),
     ],
 )
 def test_what_cannot_be_a_gpt(changes: dict, message: str) -> None:

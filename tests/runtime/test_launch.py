@@ -5,11 +5,9 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from unittest.mock import patch
 
 import pytest
-import torch
 import yaml
 from support import (
     ROOT,
@@ -18,7 +16,6 @@ from support import (
     ranks,
     run_main,
     start_lap,
-    tiny_recipe,
     train_here,
     wait_until,
     write_text,
@@ -29,8 +26,6 @@ from lapcli.recipe import load_recipe
 from lapcli.runs import open_run, unlock
 from lapcli.runtime.errors import ExitCode, LapError, UsageError, from_peer_error
 from lapcli.runtime.launch import Processes, _explain, _torchrun_options, launch, needs_launch
-from lapcli.runtime.ranks import device_of, group_options
-from lapcli.runtime.signals import MOMENT
 from lapcli.training.metrics import read_metrics
 
 pytestmark = pytest.mark.slow  # they start processes
@@ -96,6 +91,7 @@ def losses(run):
     return {line["step"]: line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line}
 
 
+@pytest.mark.long
 def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path):
     """Their launchers count restarts by themselves, and meet again all the same; the run is finished.
 
@@ -120,6 +116,7 @@ def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path
     assert not (tmp_path / "tiny.old-2").exists()
 
 
+@pytest.mark.long
 def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tmp_path):
     """However it ends, no rank is left, the next command resumes, and the losses are those of one process."""
     recipe, run = write_recipe(300), tmp_path / "two" / "tiny"
@@ -149,11 +146,9 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
 
     launcher, started = start_two_ranks()
     os.kill(started[1], signal.SIGSTOP)
-    launcher.send(signal.SIGTERM)  # twice in a moment, as `timeout` does: one request
     launcher.send(signal.SIGTERM)
-    time.sleep(MOMENT + 1)
-    assert launcher.child.is_alive()  # it waits for them to save
-    launcher.send(signal.SIGTERM)
+    launcher.send(signal.SIGTERM)  # as `timeout` does: one request, and it waits for the ranks to save
+    launcher.send(signal.SIGINT)  # the first Ctrl-C after it ends all at once
     assert launcher.result().returncode == ExitCode.STOPPED
     wait_until_gone(started)
 
@@ -201,7 +196,7 @@ if "RANK" in os.environ:
 """
 
 
-@pytest.mark.parametrize("command", ["train", "eval"])
+@pytest.mark.parametrize("command", ["train", pytest.param("eval", marks=pytest.mark.long)])
 def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp_path):
     """It leaves without the others, who wait for it elsewhere."""
     arguments = ["train", str(write_recipe(100_000))]
@@ -233,7 +228,7 @@ def test_a_rank_that_does_not_answer_ends_the_step(write_recipe, tmp_path):
     assert info_of(tmp_path / "tiny")["status"] == "failed"
 
 
-@pytest.mark.parametrize("asked", ["launcher", "rank"])
+@pytest.mark.parametrize("asked", ["launcher", pytest.param("rank", marks=pytest.mark.long)])
 def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
     recipe, run = write_recipe(100_000), tmp_path / "tiny"
     launcher = start_lap("train", str(recipe), "--runs-dir", str(tmp_path), "--nproc", "2", "--max-restarts", "3")
@@ -246,24 +241,6 @@ def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
     info = info_of(run)
     assert (info["status"], info["step"]) == ("interrupted", last_step(run))
     wait_until_gone(started)
-
-
-def test_two_ranks_take_different_halves_of_the_same_batch(text, tmp_path):
-    from lapcli.objectives.objective import plan_batches
-
-    for processes in (1, 2, 4):
-        plan = plan_batches(8, 4, processes)
-        taken = [
-            position
-            for micro_step in range(plan.accumulation)
-            for rank in range(processes)
-            for position in range(plan.first(micro_step, rank), plan.first(micro_step, rank) + plan.micro_batch)
-        ]
-        assert taken == list(range(8))
-    with pytest.raises(UsageError, match=r"train\.batch=9"):
-        plan_batches(8, 4, 3)
-    recipe = tiny_recipe(text)
-    assert plan_batches(recipe.train.batch, 3, 1).micro_batch == 2  # the largest within 3 that divides 8
 
 
 def test_inside_torchrun_it_does_not_launch_again(monkeypatch):
@@ -294,7 +271,6 @@ def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, c
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert needs_launch(Processes("2"))
     assert needs_launch(Processes("3"), "cpu")
-    Processes("3").check_gpus(0)
     for device in ("auto", "cuda"):
         with pytest.raises(UsageError, match=r"--nproc 3 needs as many GPUs, but this machine has 2.*use --nproc 2"):
             needs_launch(Processes("3"), device)
@@ -302,13 +278,6 @@ def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, c
     assert (code, out) == (2, "")
     assert "--nproc 3 needs as many GPUs" in err
     assert run_main(capsys, "train", "recipes/quickstart.yaml", "--nproc", "8", "--dry-run")[0] == 0  # for elsewhere
-
-
-def test_nccl_is_bound_to_the_gpu_of_its_process():
-    assert group_options(device_of("cuda", 1, 2)) == {"backend": "nccl", "device_id": torch.device("cuda", 1)}
-    assert group_options(device_of("cpu", 1, 0)) == {"backend": "gloo"}
-    with pytest.raises(UsageError, match="no GPU for process 3 on this machine, which has 2"):
-        device_of("cuda", 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import os
 import sysconfig
 
 import pytest
-from support import run_main
-from sweep_support import write_recipe
 
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler, container_cores, usable_cores
@@ -51,12 +49,3 @@ def test_without_a_compiler_one_sentence_names_the_key(device, variable, monkeyp
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     with pytest.raises(UsageError, match=r"Python\.h"):
         check_compiler(device)
-
-
-def test_a_run_that_compiles_asks_for_the_compiler_first(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    recipe = write_recipe(tmp_path, train={"compile": True, "steps": 1})
-    code, _, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(tmp_path / "runs"))
-    assert code == 2
-    assert "--set train.compile=false" in err

@@ -10,7 +10,7 @@ from support import ROOT, run_process
 ASK = """
 from dataclasses import dataclass
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.plugins import Registry
+from lapcli.runtime.plugins import Registry, origin_of
 
 @dataclass
 class Named:
@@ -56,7 +56,7 @@ def register(extensions):
 
 def test_a_package_adds_an_entry_with_its_name_and_version(tmp_path):
     install(tmp_path, "fruit-stand", APPLE)
-    result = ask(tmp_path, 'print(list(registry), registry["apple"].name, registry.origin("apple"))')
+    result = ask(tmp_path, 'print(list(registry), registry["apple"].name, origin_of("analysis", "apple"))')
     assert result.stdout == "['own', 'apple'] apple Origin(package='fruit-stand', version='1.2')\n", result.stderr
 
 

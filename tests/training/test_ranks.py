@@ -20,9 +20,10 @@ from support import (
     write_text,
 )
 
-from lapcli.heads.operators import OPERATORS, Learnt, Operator
+from lapcli.heads.operators import Learnt, Operator
 from lapcli.recipe import recipe_to_yaml
 from lapcli.runs import read_run
+from lapcli.runtime import plugins
 from lapcli.training.metrics import read_metrics
 
 STEPS = 6
@@ -162,7 +163,7 @@ class Deaf(Operator):
 
 def _become(rank):
     os.environ.update(rank)
-    OPERATORS._entries["deaf"] = Deaf
+    plugins._added["operator"] = {"deaf": (Deaf, plugins.Origin("test", "1"))}
 
 
 @pytest.mark.parametrize("operator", ["value-only", "deaf"])
@@ -170,7 +171,7 @@ def test_parameters_without_a_gradient_do_not_keep_the_others_from_being_average
     operator, tmp_path, shared_cache, monkeypatch
 ):
     """Two processes train as one does: queries and keys of such heads take no part in the loss."""
-    monkeypatch.setitem(OPERATORS._entries, "deaf", Deaf)
+    monkeypatch.setitem(plugins._added, "operator", {"deaf": (Deaf, plugins.Origin("test", "1"))})
     recipe = tiny_recipe(
         write_text(tmp_path / "text.txt"),
         model={"laplacian_heads": 0, "operators": {operator: "all"}},

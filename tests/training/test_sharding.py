@@ -18,11 +18,12 @@ from torch.distributed.tensor import DTensor
 from lapcli.objectives.objective import ParameterGroup, plan_batches
 from lapcli.recipe import recipe_to_yaml
 from lapcli.runs import Run
+from lapcli.runtime import plugins
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
 from lapcli.training.loop import Loop
 from lapcli.training.muon import Muon
-from lapcli.training.optimizers import OPTIMIZERS, AdamW
+from lapcli.training.optimizers import AdamW
 
 STEPS, WIDTH = 3, 7  # a width that no number of processes divides
 
@@ -95,7 +96,7 @@ def _join(rank: int, size: int, folder: str) -> World:
 
 def _toy_steps(rank: int, size: int, folder: str) -> None:
     world, found = _join(rank, size, folder), {}
-    OPTIMIZERS._entries["sgd"] = SGD()
+    plugins._added["optimizer"] = {"sgd": (SGD(), plugins.Origin("test", "1"))}
     recipe = tiny_recipe(Path(folder) / "none.txt", optimizer={"clip": 0.5})
     for shard in ("gradients", "weights"):
         for micro_batch in (12 // size, 12 // size // 2):  # without and with accumulation

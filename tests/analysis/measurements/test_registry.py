@@ -56,8 +56,7 @@ class Lengths(Measurement):
 @pytest.fixture
 def added(monkeypatch):
     """As the `register` of another package would add it; forgotten after the test."""
-    for name in ("_entries", "_origins"):
-        monkeypatch.setattr(MEASUREMENTS, name, dict(getattr(MEASUREMENTS, name)))
+    monkeypatch.setattr("lapcli.runtime.plugins._added", {})
     Extensions(Origin("ruler", "1.2")).add("analysis", Lengths)
 
 

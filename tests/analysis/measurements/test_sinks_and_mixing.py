@@ -10,9 +10,10 @@ from analysis_support import gpt, on_a_device_without_float64, vit
 from lapcli.analysis.measurement import NotApplicable, Settings
 from lapcli.analysis.measurements import sinks
 from lapcli.analysis.measurements.mixing import MixingAccumulator, OperatorMixing
-from lapcli.heads.operators import INPUT, OPERATORS, Learnt, Operator
+from lapcli.heads.operators import INPUT, Learnt, Operator
 from lapcli.measures.capture import Batch, Capture
 from lapcli.models.anatomy import anatomy_of
+from lapcli.runtime import plugins
 
 LEARNT = [{"mix": {"heads": 2, "learn": ["alpha"]}, "gate": 1}, {"exclusive": {"heads": 3, "gate": "tanh"}}]
 
@@ -110,7 +111,7 @@ class Borrowed(Operator):
 
 
 def test_only_gates_are_shown_as_gates(monkeypatch):
-    monkeypatch.setitem(OPERATORS._entries, "borrowed", Borrowed)
+    monkeypatch.setitem(plugins._added, "operator", {"borrowed": (Borrowed, plugins.Origin("test", "1"))})
     model, tokens = gpt(0, operators=[{"borrowed": 2, "gate": 1}, {}])
     names = model.config.head_plan().operator_names(0)
     (found,) = measured(model, tokens, [MixingAccumulator(names)])

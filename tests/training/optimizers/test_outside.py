@@ -14,7 +14,7 @@ from support import tiny_recipe, train_here, write_text
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe import RecipeError, recipe_from_dict, recipe_hash, recipe_to_dict
 from lapcli.recipe.optimizers import OptimizerSection
-from lapcli.runtime.plugins import Extensions, Origin, Registry
+from lapcli.runtime.plugins import Extensions, Origin
 from lapcli.training.optimizers import OPTIMIZERS, Optimizer, Optimizers, as_param_groups
 
 STEPS = 10
@@ -37,12 +37,9 @@ class HeavyBall(Optimizer):
 
 
 @pytest.fixture(autouse=True)
-def installed():
+def installed(monkeypatch):
+    monkeypatch.setattr("lapcli.runtime.plugins._added", {})
     Extensions(Origin("heavy-ball", "1.2")).add("optimizer", HeavyBall())
-    yield
-    for sort in ("optimizer", "optimizer section"):
-        Registry.by_sort[sort]._entries.pop("heavy_ball")
-        Registry.by_sort[sort]._origins.pop("heavy_ball")
 
 
 VIT = {"name": "heavy_ball", "lr": 0.03, "weight_decay": 0.01}

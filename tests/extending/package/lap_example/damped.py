@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lapcli.heads.operators import Dense, HeadState, Operator
+from lapcli.heads.operators import HeadState, Operator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,10 +22,6 @@ class Damped(Operator):
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         return o_BHTD + self.value("share", state.parameters) * (v_BHTD - o_BHTD)
-
-    def dense(self, dense: Dense) -> Tensor:
-        share = self.value("share", dense.parameters)
-        return ((1 - share) * dense.P_BHTS + share * dense.I_TS) @ dense.v_BHSD
 
     def flops(self, head_size: int, width: int) -> int:
         return 3 * head_size
