@@ -65,9 +65,7 @@ def plan(
         if probe is not None and plan.fits is False:
             print("lap: the recipe would not fit, so no step was measured", file=sys.stderr)
         elif probe is not None:
-            from lapcli.planning.estimate import probe_plan
-
-            plan = probe_plan(staged, plan, probe)
+            plan.measure(probe)
         plans[stage] = plan
     if as_json:
         values = {stage: plan.to_dict() for stage, plan in plans.items()}

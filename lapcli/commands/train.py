@@ -79,7 +79,7 @@ def train(
 
         processes.check()
         plan = plan_training(loaded, processes.here(device) * nnodes)
-        print(plan.to_json() if as_json else plan.to_text())
+        print(json.dumps(plan.to_dict(), indent=2) if as_json else plan.to_text())
         return
     trackers = [*loaded.track, *map(str, track or [])]
     for tracker in trackers:
