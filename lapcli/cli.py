@@ -45,7 +45,7 @@ from lapcli.runtime.tables import wrapped_message
 SECTIONS: dict[str, dict[str, Any]] = {
     "Start": {"init": init.init, "recipes": recipes.recipes, "doctor": doctor.doctor, "fetch": fetch.fetch},
     "Train": {"train": train.train, "sft": sft.sft, "plan": plan.plan, "sweep": sweep.sweep, "search": search.search},
-    "Measure": {"eval": eval.evaluate, "analyze": analyze.app, "report": report.report},
+    "Measure": {"eval": eval.evaluate, "analyze": analyze.analyze, "report": report.report},
     "Ask a model": {"sample": sample.sample, "chat": chat.chat},
     "Look after runs": {"runs": runs.app},
     "Exchange weights": {"export": export.export, "import": import_.import_},
@@ -99,7 +99,8 @@ for _section in SECTIONS.values():
         if isinstance(_command, typer.Typer):
             app.add_typer(_command, name=_name)
         else:
-            app.command(_name, epilog=sys.modules[_command.__module__].EXAMPLES)(_command)
+            _module = sys.modules[_command.__module__]
+            app.command(_name, epilog=_module.EXAMPLES, cls=getattr(_module, "CLASS", None))(_command)
 
 
 #: New objects until Python's garbage collector looks for cycles. Imports create a million objects that stay, and

@@ -63,7 +63,7 @@ MISTAKES = {
     "eval tiny --tasks bpb --set knn.k=3": "--set",
     "analyze cosine tiny": "'cossim'",
     "analyze cossim tinny": "tiny",
-    "analyze cossim --runs 'zebra*'": "zebra*",
+    "analyze cossim 'zebra*'": "zebra*",
     "report nowhere": "tiny",
     "report --columns bits": "validation_loss",
     "report --format html --out emptydir": "emptydir",
