@@ -71,7 +71,6 @@ MISTAKES = {
     "runs rename tiny my/run": "my/run",
     "runs rm tiny": "--yes",
     "runs watch tiny --metric los": "loss",
-    "runs track tiny --to tensorboard --offline": "--offline",
     "sample tiny --prompt ''": "--prompt",
     "chat tiny": "language_model",
     "export tiny --to timm": "safetensors",
