@@ -102,7 +102,7 @@ def test_parts_of_array_jobs_make_what_one_process_makes(recipe, tmp_path, monke
     assert run(recipe, "--part", "1/2").exit_code
     monkeypatch.setattr(tokens.PartWriter, "close", encode)
     assert len(shared()) == 2  # tokens and documents of the second file
-    before = {path: content for path, content in shared().items()}
+    before = shared()
     assert json.loads(run(recipe, "--json", "--part", "1/2").stdout)["parts"] == 2
     assert before.items() <= shared().items()
     assert shared() == alone()
