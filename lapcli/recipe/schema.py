@@ -112,6 +112,10 @@ class Source(Section):
     def _hub_name(self) -> str | None:
         return wrong_hub_name(self.train)
 
+    @combination("revision", "train", only_warns=True)
+    def _revision_without_effect(self) -> str | None:
+        return None if self.revision is None or self.train.startswith("hub:") else "only a hub data set has one"
+
 
 #: Before the name of a run in `train.init_from`.
 RUN = "run:"
@@ -138,6 +142,10 @@ class TextSource(Source):
     def _files_of_the_source(self) -> str | None:
         return "name at least one file, or remove it" if self.files == [] else unfixed_files(self.train, self.files)
 
+    @combination("files", "train", only_warns=True)
+    def _files_without_effect(self) -> str | None:
+        return None if self.files is None or self.train != "builtin" else "the built-in text has no files"
+
 
 class InitFrom(Section):
     """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint.
@@ -148,6 +156,12 @@ class InitFrom(Section):
     source: Text
     weights: Text | None = None  # a file that replaces timm's own weights
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the file with the weights
+
+    @combination("weights", "source", only_warns=True)
+    def _weights_without_effect(self) -> str | None:
+        if self.weights is None or self.source.startswith("timm:"):
+            return None
+        return "it is a file for timm:NAME; name the file or folder as the source instead"
 
     @model_validator(mode="before")
     @classmethod
