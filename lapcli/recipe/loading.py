@@ -71,7 +71,7 @@ def find_recipe(name: str | Path) -> Path:
     short = path.with_suffix("") if path.suffix in (".yaml", ".yml") else path
     parts = short.parts[1:] if short.parts[:1] == ("recipes",) else short.parts
     if parts and ".." not in parts and not short.is_absolute():
-        for folder in (shipped, shipped / "sweeps"):
+        for folder in (shipped, shipped / "sweeps", shipped / "ladders"):
             file = folder.joinpath(*parts[:-1], f"{parts[-1]}.yaml")
             if file.is_file() or _heads_in_name(file):
                 return file
@@ -149,8 +149,9 @@ def _recipe_type(document: Document) -> tuple[type[AnyRecipe] | None, list[Probl
         return ChatStageRecipe, []  # the stored recipe of one stage's run
     if isinstance(name, str) and name in OBJECTIVES:
         return _with_optimizer(OBJECTIVES[name], document)
-    if "objective" not in values and "cells" in values:
-        return None, [Problem(document.place(()), "cells", "this is a file of `lap sweep`, not a recipe")]
+    for key, command in {"cells": "sweep", "rungs": "ladder"}.items():
+        if "objective" not in values and key in values:
+            return None, [Problem(document.place(()), key, f"this is a file of `lap {command}`, not a recipe")]
     near = get_close_matches(name, OBJECTIVES, 1) if isinstance(name, str) else []
     expected = _expected(OBJECTIVES)
     message = f"{expected}, got {quoted(name)}" if "objective" in values else f"is missing; {expected}"
