@@ -32,6 +32,29 @@ def as_list(value: Any) -> list[Any]:
 # The paper as commands.
 
 
+TRAININGS = f"""\
+# The paper as commands
+
+Every table and figure of the paper, main text and appendix, with the command that trains its runs, the command that
+measures them, and what the paper reports. None of these trainings has been run in this project, which has no GPU; what
+it has measured on small models is in [measurements](measurements.md).
+
+## Trainings
+
+GPU hours and disk (checkpoints of all runs) are estimates for {GPUS} L40 by `lap plan`; its assumptions are in
+[train](train.md#plan-before-you-train). Finished runs are skipped, so a grid with one seed is a part of the complete
+one. `language` includes chat training, whose length depends on the data and is not in the hours; nor are the
+measurements after each training (`then:` in the sweep files). Without `--no-tune` a grid of images is preceded by the
+paper's search over 15 pairs of learning rate and weight decay.
+"""
+FLOATS = """
+## Tables and figures
+
+`lap analyze` draws each figure as PNG and SVG; `lap report` prints the table with the paper's numbers beside ours.
+Algorithm 1 is `lap analyze simplex`.
+"""
+
+
 @cache
 def paper_rows() -> dict[str, Any]:
     import lapcli.report
@@ -95,30 +118,8 @@ def paper_page(cost: Callable[[str], tuple[int, float, float]] = cost) -> str:
         [f"`{name}`", f"`{command}`", f"{runs}", f"{hours:,.0f}", f"{hours / GPUS:,.0f}", f"{disk:,.0f} GB"]
         for (name, command), (runs, hours, disk) in zip(trainings.items(), costs.values(), strict=True)
     ]
-    lines = [
-        GENERATED,
-        "# The paper as commands",
-        "",
-        "Every table and figure of the paper, main text and appendix, with the command that trains its runs, the command",
-        "that measures them, and what the paper reports. None of these trainings has been run in this project, which has",
-        "no GPU; what it has measured on small models is in [measurements](measurements.md).",
-        "",
-        "## Trainings",
-        "",
-        f"GPU hours and disk (checkpoints of all runs) on {GPUS} L40, by `lap plan`; its assumptions are in",
-        "[train](train.md#plan-before-you-train). The commands skip finished runs, so the parts with one seed are contained",
-        "in the complete grids. `language` includes chat training, whose length depends on the data and is not in the hours.",
-        "Without `--no-tune` a grid of images is preceded by the paper's search over 15 learning rates and weight decays.",
-        "The measurements after each training (`then:` in the sweep files) are not in the hours either.",
-        "",
-        *markdown_table(["training", "command", "runs", "GPU hours", f"hours on {GPUS} L40", "disk"], table),
-        "",
-        "## Tables and figures",
-        "",
-        "`lap analyze` draws each figure as PNG and SVG, `lap report` prints the table with the paper's numbers beside ours.",
-        "Algorithm 1 is `lap analyze simplex`.",
-        "",
-    ]
+    headers = ["training", "command", "runs", "GPU hours", f"hours on {GPUS} L40", "disk"]
+    lines = [GENERATED, TRAININGS, *markdown_table(headers, table), FLOATS]
     cells = []
     for row in rows:
         names = as_list(row.get("train", []))
@@ -186,20 +187,10 @@ def recipe_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-_SECTIONS = [
-    "objective",
-    "seed",
-    "track",
-    "model",
-    "tokenizer",
-    "data",
-    "train",
-    "optimizer",
-    "schedule",
-    "validation",
-    "checkpoint",
-    "stages",
-]
+_SECTIONS = (
+    *("objective", "seed", "track", "model", "tokenizer", "data", "train"),
+    *("optimizer", "schedule", "validation", "checkpoint", "stages"),
+)
 
 
 # The reference of commands.
