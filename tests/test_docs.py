@@ -108,5 +108,5 @@ def test_the_site_is_built(tmp_path):
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for page in ("index.html", "paper/index.html", "reference/recipe/index.html", "search/search_index.json"):
+    for page in ("index.html", "paper.html", "reference/recipe.html", "search/search_index.json"):
         assert (tmp_path / "site" / page).is_file()
