@@ -69,6 +69,9 @@ def report(
     )
     if paper is not None:
         made.tables = paper_tables(paper, made.grids)
+        made.notes.append(
+            f"the commands that make these runs, their cost and the paper's numbers: docs/paper.md#{paper}"
+        )
     if format_ == "html":
         from lapcli.report.page import write_page
 

@@ -18,6 +18,7 @@ TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT.
 import os
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +27,12 @@ from lapcli.runtime.errors import ExitCode, UsageError
 #: Minutes. Ranks also wait for each other while one compiles, saves or prepares data.
 STEP_TIMEOUT = 30.0
 LAUNCHER, STOPPED_MARK, ELASTIC = "LAP_LAUNCHER", "LAP_STOPPED", "LAP_ELASTIC"
+
+
+def require_extra(module: str, extra: str) -> None:
+    """Raise UsageError with the command that installs a package, if it is missing; nothing is imported."""
+    if find_spec(module) is None:
+        raise UsageError(f"the package {module} is not installed; install it with: pip install 'lapcli[{extra}]'")
 
 
 def sleep_while_waiting() -> None:
