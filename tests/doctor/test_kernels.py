@@ -6,7 +6,6 @@ import torch
 from lapcli.doctor.kernels import (
     CASES,
     check_attention,
-    check_compiled,
     check_language_loss,
     check_muon,
     check_targets_loss,
@@ -46,14 +45,6 @@ def wrong_backward(q, k, v, laplacian_heads, **options):
 def test_a_broken_kernel(case, kernel):
     found = check_attention(case, FLOAT, CPU, kernel)
     assert found.status == "fails", found
-
-
-@pytest.mark.long
-def test_compiled():
-    """Without a compiler of machine code here; the command itself has one compiled."""
-    eager = check_compiled(CPU, compile_=lambda f: torch.compile(f, backend="aot_eager"))
-    assert eager.status == "passes"
-    assert check_compiled(CPU, compile_=lambda f: lambda *x: f(*x) * 1.01).status == "fails"
 
 
 class WithoutFactor(Muon):
