@@ -20,6 +20,7 @@ from lapcli.commands import (
     fetch,
     import_,
     init,
+    ladder,
     plan,
     recipes,
     report,
@@ -44,7 +45,14 @@ from lapcli.runtime.tables import wrapped_message
 #: The commands as `lap --help` lists them, each in one section.
 SECTIONS: dict[str, dict[str, Any]] = {
     "Start": {"init": init.init, "recipes": recipes.recipes, "doctor": doctor.doctor, "fetch": fetch.fetch},
-    "Train": {"train": train.train, "sft": sft.sft, "plan": plan.plan, "sweep": sweep.sweep, "search": search.search},
+    "Train": {
+        "train": train.train,
+        "sft": sft.sft,
+        "plan": plan.plan,
+        "sweep": sweep.sweep,
+        "search": search.search,
+        "ladder": ladder.ladder,
+    },
     "Measure": {"eval": eval.evaluate, "analyze": analyze.analyze, "report": report.report},
     "Ask a model": {"sample": sample.sample, "chat": chat.chat},
     "Look after runs": {"runs": runs.app},

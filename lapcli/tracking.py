@@ -14,14 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from lapcli.recipe import recipe_to_dict, recipe_to_yaml
 from lapcli.runs import Run, read_run
-from lapcli.runtime.environment import is_main_process
-from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.environment import is_main_process, require_extra
+from lapcli.runtime.errors import LapError
 from lapcli.runtime.files import read_json
 from lapcli.training import metrics
 
@@ -245,8 +244,7 @@ def run_id(run: Run) -> str:
 
 def check_installed(name: str) -> None:
     """Raise UsageError if the package of a tracker is not installed; nothing is imported."""
-    if find_spec(name) is None:
-        raise UsageError(f"the package {name} is not installed; pip install 'lapcli[{name}]'")
+    require_extra(name, name)
 
 
 def _first_line(error: Exception) -> str:

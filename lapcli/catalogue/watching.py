@@ -11,6 +11,7 @@ from typing import Any
 
 from lapcli.catalogue.listing import list_runs, matching_runs
 from lapcli.runs import METRICS, read_info, status_of
+from lapcli.runtime.environment import require_extra
 from lapcli.runtime.errors import UsageError
 from lapcli.training.metrics import read_metrics
 
@@ -83,10 +84,9 @@ def screen(seen: Sequence[WatchedRun], metric: str) -> str:
 
 def plot_curves(seen: Sequence[WatchedRun], metric: str, width: int, height: int) -> str:
     """Draw the curves in one plot, without colour codes: a line for one run, a letter for each of several."""
-    try:
-        import plotext
-    except ImportError:
-        raise UsageError("the package plotext is not installed; pip install 'lapcli[watch]'") from None
+    require_extra("plotext", "watch")
+    import plotext
+
     drawn = [run for run in seen if run.curve]
     if not drawn:
         return f"(no {metric} yet)"

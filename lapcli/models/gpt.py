@@ -330,11 +330,14 @@ class GPT(nn.Module):
         )
         return loss.view(targets_BT.shape) if reduction == "none" else loss
 
+    def matrix_parameters(self) -> int:
+        """Count the weights of matmuls: not the embedding."""
+        return sum(p.numel() for p in self.parameters() if p.ndim > 1) - self.embed.weight.numel()
+
     def flops_per_token(self) -> int:
-        """Estimate forward and backward at the training context: 6 per weight of a product, 12 L C T for attention."""
-        matrices = sum(p.numel() for p in self.parameters() if p.ndim > 1) - self.embed.weight.numel()
+        """Estimate forward and backward at the training context: 6 per weight of a matmul, 12 L C T for attention."""
         # nanochat's estimate (gpt.py), which does not halve attention for its causal mask.
-        return 6 * matrices + 12 * self.config.layers * self.config.width * self.config.context
+        return 6 * self.matrix_parameters() + 12 * self.config.layers * self.config.width * self.config.context
 
 
 #: Names of tensors: ours, those of nanochat's checkpoints, and those of transformers' `nanochat`; `N` is the layer.

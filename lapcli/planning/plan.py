@@ -42,7 +42,6 @@ MFU = {"language_model": 0.4, "chat": 0.4, "classification": 0.33, "self_supervi
 OTHER_MFU = 0.3
 #: Tracing an operation takes a tenth of a millisecond. Only a loss with many chunks has more operations than this.
 MOST_OPERATIONS, FEW_OPERATIONS = 30_000, 6000
-_SMALLER = "try --set train.recompute=blocks, and with several GPUs --set train.shard=weights"
 COMPILED_NOTE = "assumes that compiled code keeps as much for the backward as uncompiled code does"
 
 
@@ -77,7 +76,7 @@ class _TracedPolicy(ComputePolicy):
 class TrainingPlan:
     """The contents and the cost of a run of a recipe. Bytes and traces are those of one process."""
 
-    def __init__(self, recipe: BaseRecipe, processes: int, device: Device) -> None:
+    def __init__(self, recipe: BaseRecipe, processes: int, device: Device, *, advises: bool = True) -> None:
         self._recipe, self._device, self.device, train = recipe, device, device.name, recipe.train
         self._policy = device.policy(train.precision, train.compile)
         self._traces: dict[tuple[int, bool], StepTrace] = {}
@@ -111,7 +110,11 @@ class TrainingPlan:
         #: None if the memory of the device is not known
         self.fits = None if self.memory_limit is None else self.memory_total <= self.memory_limit
         #: that fits, if this one does not; 0: none does
-        self.largest_micro_batch = self._largest() if self.fits is False else None
+        self.largest_micro_batch = self._largest() if self.fits is False and advises else None
+        #: changes of the recipe with which it fits at the same micro-batch
+        self.fitting_changes = self._fitting_changes() if self.fits is False and advises else None
+        #: Bytes that a process sends in a step to share weights, gradients and Muon's matrices.
+        self.communication_bytes = self._communication()
         self.checkpoint_bytes = _bytes(model.state_dict().values()) + self._optimizer
         # A new checkpoint is written before an old one is removed.
         self.disk_bytes = self.checkpoint_bytes * (recipe.checkpoint.keep + self.facts.keeps_best + 1)
@@ -197,6 +200,33 @@ class TrainingPlan:
         fitting = bisect.bisect_right(sizes, self.memory_limit or 0, key=total)
         return sizes[fitting - 1] if fitting else 0
 
+    def _fitting_changes(self) -> dict[str, str] | None:
+        """Return the least that changes how the run is computed, but not what, so that it fits."""
+        shard = {"shard": "weights"} if self.batches.processes > 1 else {}
+        for changes in (shard, {"recompute": "blocks"}, {**shard, "recompute": "blocks"}):
+            recipe = self._recipe.model_copy(update={"train": self._recipe.train.model_copy(update=changes)})
+            if changes and TrainingPlan(recipe, self.batches.processes, self._device, advises=False).fits:
+                return {f"train.{key}": value for key, value in changes.items()}
+        return None
+
+    def _communication(self) -> int:
+        """Gathers of the weights, once a step or twice a micro-step; one reduction of the gradients in float32; and
+        Muon's matrices, which go to their owners and back."""
+        ranks, objective = self.batches.processes, self._objective
+        if ranks == 1:
+            return 0
+        is_once = self._recipe.train.shard == "gradients"
+        gathered, rest = 0, _bytes(objective.model.parameters())
+        for shard in objective.shards():
+            dtype = objective.gathered_dtype(shard)
+            gathered += sum(p.numel() * (dtype or p.dtype).itemsize for p in shard.parameters())
+            rest -= _bytes(shard.parameters())
+        gathers = gathered + rest if is_once else self.batches.accumulation * (2 * gathered + rest)
+        reduced = sum(4 * p.numel() for p in objective.model.parameters() if p.requires_grad)
+        muon = [group for group in objective.parameter_groups() if group.optimizer == "muon"]
+        exchanged = 2 * sum(_bytes(group.parameters.values()) for group in muon) // ranks
+        return (gathers + reduced + exchanged) * (ranks - 1) // ranks
+
     def estimate_time(self, mfu: float | None, price: float | None, is_here: bool) -> None:
         """Set hours and cost: FLOPs over a fraction of the peak, or what the loader needs if it is slower."""
         peak = self._device.peak(self._policy.bf16)
@@ -274,6 +304,7 @@ class TrainingPlan:
             ("disk", f"{gigabytes(self.disk_bytes)} for checkpoints of {gigabytes(self.checkpoint_bytes)}"),
             ("download", self.facts.download),
             *self._reading(),
+            *self._communicating(),
             ("time", self._time()),
             ("data", self.facts.data),
         ]
@@ -319,9 +350,12 @@ class TrainingPlan:
         limit = f"the {gigabytes(self.memory_limit)} that a process has on {self.device}"
         if self.fits:
             return f"fits into {limit}"
-        if not self.largest_micro_batch:
-            return f"does not fit into {limit}, nor does any smaller micro_batch; {_SMALLER}"
-        return f"does not fit into {limit}; --set train.micro_batch={self.largest_micro_batch} does, or {_SMALLER}"
+        fits = [] if self.largest_micro_batch == 0 else [f"--set train.micro_batch={self.largest_micro_batch}"]
+        if self.fitting_changes:
+            fits.append(" ".join(f"--set {key}={value}" for key, value in self.fitting_changes.items()))
+        if not fits:
+            return f"does not fit into {limit}, whatever micro_batch, shard and recompute are; use more or larger GPUs"
+        return f"does not fit into {limit}; {' or '.join(fits)} does"
 
     def _reading(self) -> list[tuple[str, str]]:
         if self.reading_cores is None:
@@ -329,6 +363,15 @@ class TrainingPlan:
         each = f"{1 / self.facts.read_seconds:,.0f} {self.facts.example} a second and core"
         text = f"{self.reading_cores:,} cores keep up with the devices, at {each}; with fewer the loader is the limit"
         return [("reading", text)]
+
+    def _communicating(self) -> list[tuple[str, str]]:
+        if not self.communication_bytes:
+            return []
+        text = f"{gigabytes(self.communication_bytes)} sent by each process in a step"
+        if self._device.link:
+            seconds = self.communication_bytes / self._device.link
+            text += f", at least {seconds:.3g} s between GPUs of one machine; a part of it overlaps with the step"
+        return [("sharing", text)]
 
     def _time(self) -> str:
         hours = None if self.hours is None else duration(self.hours)

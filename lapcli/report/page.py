@@ -78,6 +78,7 @@ def page(report: Report, experiments: Sequence[Experiment]) -> str:
         counts=Counter(verdict.status for verdict in judged),
         runs=[_run_row(run) for run in runs],
         facts=_facts(runs),
+        ladders=ladders_in(report.collection.runs[0].run.path.parent),
         notes=[*(f"gap: {gap}" for gap in report.gaps()), *report.notes],
         plotly=Markup(get_plotlyjs()) if any(each.charts for each in experiments) else "",
     )
@@ -152,6 +153,18 @@ def _analysis_figures(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
             title = f"{record.get('what')} of {', '.join(map(str, drawn))}"
             figures.append((title, _address(kind, path.with_suffix(forms[0]).read_bytes())))
     return figures
+
+
+def ladders_in(folder: Path) -> list[tuple[str, str, list[str]]]:
+    """Return the ladders of a folder of runs: name, verdicts in words, and the addresses of the figures."""
+    return [
+        (
+            file.parent.name,
+            file.read_text(encoding="utf-8"),
+            [_address("image/svg+xml", figure.read_bytes()) for figure in sorted(file.parent.glob("*.svg"))],
+        )
+        for file in sorted(folder.glob(".ladders/*/ladder.txt"))
+    ]
 
 
 def _address(kind: str, content: bytes) -> str:
