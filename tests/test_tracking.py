@@ -211,7 +211,7 @@ def test_the_command_and_its_mistakes(run, tiny, capsys, monkeypatch):
     for asked, named in mistakes.items():
         code, out, err = run_main(capsys, *asked)
         assert (code, out, named in err) == (2, "", True), err
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    monkeypatch.setattr("lapcli.runtime.environment.find_spec", lambda name: None)
     code, _, err = run_main(capsys, "runs", "track", "mine", "--to", "wandb")
     assert (code, "lapcli[wandb]" in err) == (2, True)
     assert not (tiny.parent / "runs" / "tiny").exists()
