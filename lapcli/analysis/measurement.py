@@ -130,6 +130,7 @@ class Measurement:
     default_norm: ClassVar[str] = "before"
     columns: ClassVar[Mapping[str, str]]
     counts: ClassVar[frozenset[str]] = frozenset()
+    reads_tokens: ClassVar[bool] = True  # else the weights alone, without a forward
     order: ClassVar[int] = 100
 
     def __init_subclass__(cls) -> None:
