@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # As `lap` does by itself: threads that spin starve each other on a busy machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test check lint format bench long clean
+.PHONY: quickstart test check lint format bench long docs clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/lap train recipes/quickstart.yaml
@@ -39,6 +39,12 @@ bench: $(INSTALLED)
 # What takes too long for every change: faults at every write, hostile programs, disks that fill up, whole recipes.
 long: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m long
+
+# The generated pages, then the site, which opens from site/index.html.
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate.py
+	$(BIN)/uv pip install --quiet --python $(BIN)/python '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lap needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

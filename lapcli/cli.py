@@ -53,7 +53,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "search": search.search,
         "ladder": ladder.ladder,
     },
-    "Measure": {"eval": eval.evaluate, "analyze": analyze.app, "report": report.report},
+    "Measure": {"eval": eval.evaluate, "analyze": analyze.analyze, "report": report.report},
     "Ask a model": {"sample": sample.sample, "chat": chat.chat},
     "Look after runs": {"runs": runs.app},
     "Exchange weights": {"export": export.export, "import": import_.import_},
@@ -107,7 +107,8 @@ for _section in SECTIONS.values():
         if isinstance(_command, typer.Typer):
             app.add_typer(_command, name=_name)
         else:
-            app.command(_name, epilog=sys.modules[_command.__module__].EXAMPLES)(_command)
+            _module = sys.modules[_command.__module__]
+            app.command(_name, epilog=_module.EXAMPLES, cls=getattr(_module, "CLASS", None))(_command)
 
 
 #: New objects until Python's garbage collector looks for cycles. Imports create a million objects that stay, and

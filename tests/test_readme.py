@@ -7,7 +7,7 @@ import shutil
 import pytest
 from support import CHAT_CUT, ROOT, run_main
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
     block
     for page in PAGES

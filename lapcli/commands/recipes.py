@@ -1,4 +1,4 @@
-"""`lap recipes`: list the recipes that come with lap."""
+"""`lap recipes`: list the recipes that come with lap, or explain the keys of a recipe."""
 
 import fnmatch
 import sys
@@ -17,6 +17,7 @@ Examples:
   lap recipes
   lap recipes 'vit*'
   lap recipes gpt561m --print
+  lap recipes train.micro_batch
 """
 
 
@@ -26,24 +27,33 @@ def recipes(
         typer.Argument(
             metavar="NAMES",
             autocompletion=options.recipe_names,
-            help="Names or patterns; by default all.",
+            help="Names or patterns of recipes, by default all; or keys, such as train.micro_batch or optimizer.",
         ),
     ] = None,
     print_: Annotated[bool, typer.Option("--print", help="Print the files themselves.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the shipped recipes. Commands accept them by name, from any folder."""
+    """List the shipped recipes, which commands accept by name from any folder; or explain the keys of recipes."""
 
+    from lapcli.recipe.reference import find_keys, nearest_key
     from lapcli.recipe.shipped import list_shipped
 
     if print_ and as_json:
         raise UsageError("--print gives the files and --json the list; leave one of them out")
     shipped = list_shipped()
-    for pattern in patterns or []:
-        if not any(fnmatch.fnmatchcase(recipe.name, pattern) for recipe in shipped):
-            near = get_close_matches(pattern, [recipe.name for recipe in shipped], 1)
-            hint = f"did you mean {near[0]}?" if near else "lap recipes lists all"
-            raise UsageError(f"there is no shipped recipe {pattern[:60]!r}; {hint}")
+    unknown = [name for name in patterns or [] if not any(fnmatch.fnmatchcase(recipe.name, name) for recipe in shipped)]
+    keys = [find_keys(name) for name in unknown]
+    for name, lines in zip(unknown, keys, strict=True):
+        if not lines or len(unknown) < len(patterns or []):
+            near = next(iter(get_close_matches(name, [recipe.name for recipe in shipped], 1)), None) or nearest_key(
+                name
+            )
+            hint = f"did you mean {near}?" if near else "lap recipes lists all"
+            raise UsageError(f"there is no shipped recipe and no key {name[:60]!r}; {hint}")
+    if keys:
+        found = [key for lines in keys for key in lines]
+        print_json([vars(key) for key in found]) if as_json else print("\n".join(map(str, found)))
+        return
     chosen = [
         recipe
         for recipe in shipped

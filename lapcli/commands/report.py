@@ -19,7 +19,7 @@ Examples:
 """
 
 HEADS = "model.laplacian_heads"  # not imported: `lap --help` imports this file and must answer at once
-Format = Literal["table", "markdown", "latex", "csv", "json", "html"]
+Format = Literal["table", "latex", "csv", "json", "html"]
 
 
 def report(
@@ -69,6 +69,9 @@ def report(
     )
     if paper is not None:
         made.tables = paper_tables(paper, made.grids)
+        made.notes.append(
+            f"the commands that make these runs, their cost and the paper's numbers: docs/paper.md#{paper}"
+        )
     if format_ == "html":
         from lapcli.report.page import write_page
 

@@ -101,7 +101,7 @@ def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json 
         "best": _best_text(told["best"]) + (f" at step {told['best']['step']}" if told["best"] else ""),
         "results": ", ".join(f"{key} {_value(value)}" for key, value in told["results"].items()),
         "checkpoints": ", ".join(told["checkpoints"]) or "none",
-        "size": ", ".join(f"{part} {size_text(count)}" for part, count in told["sizes"].items() if count),
+        "size": size_text(told["bytes"]),
         "weights": f"sha256 {info.get('weights_sha256') or 'none yet'}",
         "recipe": f"sha256 {info.get('recipe_sha256')}",
         "versions": ", ".join(f"{key} {value}" for key, value in info.get("versions", {}).items()),
@@ -167,25 +167,16 @@ def watch(
 def track(
     names: SomeRuns,
     to: Annotated[Literal["tensorboard", "wandb", "trackio"], typer.Option("--to", help="The tracker.")],
-    project: Annotated[
-        str | None, typer.Option("--project", help="Project of W&B or trackio.", show_default="lap")
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="W&B: write folders for `wandb sync`.")] = False,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Send metrics, evaluations and recipes of runs of any status to TensorBoard, W&B or trackio."""
-    if offline and to != "wandb":
-        raise UsageError(f"--offline is an option of --to wandb; leave it out for {to}, which sends nothing anyway")
-    if project is not None and (to == "tensorboard" or not project.strip()):
-        raise UsageError("--project names a project of --to wandb or --to trackio; leave it out")
-
     from lapcli.catalogue.listing import matching_runs
     from lapcli.runs import read_run
     from lapcli.tracking import replay
 
     paths = matching_runs(_folder(runs_dir), names)
-    sent = {path.name: replay(read_run(path), to, project, offline) for path in paths}
+    sent = {path.name: replay(read_run(path), to) for path in paths}
     if as_json:
         print_json([{"run": name, "steps": steps} for name, steps in sent.items()])
     else:

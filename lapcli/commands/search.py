@@ -1,6 +1,5 @@
 """`lap search RECIPE --over KEY=DOMAIN`: search head plans and other recipe values, and compare with a control."""
 
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +8,7 @@ import typer
 
 from lapcli.commands import options
 from lapcli.commands.options import print_json, table
+from lapcli.runtime.environment import require_extra
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 
@@ -70,8 +70,7 @@ def search(
     from lapcli.runs import check_name
     from lapcli.runtime.progress import LogConsole
 
-    if find_spec("optuna") is None:
-        raise UsageError("a search needs Optuna; install it: pip install 'lapcli[search]'")
+    require_extra("optuna", "search")
     if (space is None) == (not over):
         raise UsageError("give the search space, either by --space FILE or by --over KEY=DOMAIN")
     own_name = name or f"{recipe.stem}-search"

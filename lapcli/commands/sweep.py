@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -11,7 +11,7 @@ from typer.exceptions import TyperException
 
 from lapcli.commands import options
 from lapcli.commands.options import print_json, table
-from lapcli.runtime.devices import GPUS
+from lapcli.runtime.devices import named_gpu
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.launch import Processes
@@ -54,8 +54,10 @@ def sweep(
     nproc: options.Nproc = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid with each cell's cost.")] = False,
     gpu: Annotated[
-        Literal["l40", "h100", "a100"] | None,
-        typer.Option("--gpu", help="With --dry-run: GPU to estimate hours for; by default this machine."),
+        str | None,
+        typer.Option(
+            "--gpu", metavar="NAME", help="With --dry-run: GPU to estimate hours for, as `lap plan` names it."
+        ),
     ] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", min=1, max=4096, help="With --dry-run: GPUs for each cell.")
@@ -95,7 +97,7 @@ def sweep(
     for tracker in trackers:
         check_installed(tracker)
     if dry_run:
-        cost = sweep_cost(known, where, GPUS[gpu] if gpu else None, gpus or 1)
+        cost = sweep_cost(known, where, named_gpu(gpu) if gpu else None, gpus or 1)
         print_json(cost) if as_json else print(_cost_table(cost))
         return
     if slurm:

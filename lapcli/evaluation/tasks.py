@@ -16,6 +16,7 @@ from lapcli.recipe import OBJECTIVES
 from lapcli.recipe.schema import CHAT, CLASSES, FEATURES, LANGUAGE
 from lapcli.result_rows import Direction, row
 from lapcli.runs import Run
+from lapcli.runtime.environment import require_extra
 from lapcli.runtime.errors import UsageError
 
 IMAGE_TASKS = {"top1": CLASSES, "top5": CLASSES, "linear": FEATURES, "knn": FEATURES, "ade20k": FEATURES}
@@ -62,8 +63,7 @@ class Score:
     note: str = ""  # below the table
 
     def to_dict(self) -> dict[str, Any]:
-        higher = None if self.direction is None else self.direction == "higher"
-        return {**asdict(self), "is_fraction": self.unit == "fraction", "higher_is_better": higher}
+        return asdict(self)
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Return value, standard error, unit and direction of each metric; an image task has one, of its own name."""
@@ -155,6 +155,8 @@ def chosen_tasks(objective: str, text: str | None, protocol: str = "harness") ->
     known, gives = tasks_of(objective), _gives(objective)
     if not known:
         raise UsageError(f"{_described(objective)} has no evaluation tasks; {', '.join(evaluated_objectives())} have")
+    if LANGUAGE in gives:
+        require_extra("lm_eval", "eval")
     if text is None:
         return ["top1", "top5"] if CLASSES in gives else ["knn"] if FEATURES in gives else list(PAPER_TASKS)
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))

@@ -30,14 +30,16 @@ from statistics import fmean, median
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from lapcli.experiments.cells import LAPLACIAN_HEADS, OPERATORS, Cell, cell_name, last_scores, overrides_of, progress
 from lapcli.experiments.referee import Rung, Trend, detectable, planned_power
 from lapcli.experiments.runner import Chooser
 from lapcli.experiments.simulation import DEVIATIONS
+from lapcli.models.gpt import GPT
+from lapcli.objectives.language_model import gpt_config
 from lapcli.planning import TrainingPlan, plan_training
-from lapcli.planning.estimate import META, probe_plan
 from lapcli.recipe import Problem, RecipeError, recipe_loader
 from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.loading import find_recipe, read_with_parents
@@ -199,10 +201,7 @@ class Ladder:
             where = self._document.place(("tokens_per_parameter",))
             message = "is for language models; give epochs"
             raise RecipeError(str(self.path), [Problem(where, "tokens_per_parameter", message)])
-        from lapcli.models.gpt import GPT
-        from lapcli.objectives.language_model import gpt_config
-
-        with META:
+        with torch.device("meta"):
             parameters = GPT(gpt_config(recipe)).matrix_parameters()
         tokens = self.file.tokens_per_parameter * parameters
         return {"train.steps": max(1, round(tokens / (recipe.train.batch * recipe.model.context)))}
@@ -391,8 +390,8 @@ class Ladder:
         plan = self.plan(self.rungs[0])
         if plan.flops_per_step > _LONGEST_PROBE:
             return None
-        probed = probe_plan(self.cell(self.rungs[0], self.baseline, 0, {}).loaded, plan, 3)
-        return None if probed.probe is None else probed.probe["seconds_per_step"] / plan.flops_per_step
+        plan.measure(3)
+        return None if plan.seconds_per_step is None else plan.seconds_per_step / plan.flops_per_step
 
     def keep_within(self, budget: float, device: Device | None = None) -> list[str]:
         """Leave out the rungs from the first one on that takes the ladder beyond `budget` hours; return what to say."""

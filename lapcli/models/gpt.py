@@ -330,7 +330,7 @@ class GPT(nn.Module):
         return self
 
     def use_compile(self, *, any_length: bool = False) -> "GPT":
-        """Compile the blocks and the elementwise part of the loss for training; evaluation has too many shapes.
+        """Compile the blocks and the elementwise part of the loss, in training and its validation: `loss` uses them.
 
         `any_length`: the length of sequences differs between batches, so one graph of the blocks serves all.
         """
@@ -375,8 +375,7 @@ class GPT(nn.Module):
 
         The reduction `none` returns B x T losses without gradients.
         """
-        hidden = self._compiled_hidden if torch.is_grad_enabled() else None
-        x_NC = (hidden or self.hidden)(tokens_BT).flatten(0, 1)
+        x_NC = (self._compiled_hidden or self.hidden)(tokens_BT).flatten(0, 1)
         loss = softcapped_cross_entropy(
             x_NC,
             self.head.weight,

@@ -16,11 +16,12 @@ from lapcli.data.source_files import cached_hub_files
 from lapcli.data.sources import known_set
 from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.data.text.tokens import TextData, describe_source, hub_list, prepare_text
+from lapcli.data.text.tokens import TextData, describe_source, hub_list, prepare_text, tokenise
 from lapcli.generation.engine import generate
 from lapcli.heads.operator_attention import operator_parameters
 from lapcli.measures.bits_per_byte import bigram_bits_per_byte, bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
+from lapcli.models.compiling import pad_rows
 from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
 from lapcli.objectives.objective import (
     BatchPlan,
@@ -34,7 +35,7 @@ from lapcli.objectives.objective import (
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.objectives.weights import InitialWeights, open_weights, tokenizer_for
 from lapcli.recipe.optimizers import MuonSection
-from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource
+from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource, TokenizerSection
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy, this_cpu, to_device
 from lapcli.runtime.environment import runs_dir
@@ -250,7 +251,9 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
                 continue
             sequences = self._validation.sequences(0, share.start, len(share))
             tokens_BT, targets_BT = to_device(sequences, self.world.device)
-            losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
+            rows = self.batches.micro_batch if self.policy.compiles else len(share)  # compiled code has one shape
+            losses_BT = self.model.loss(pad_rows(tokens_BT, rows), pad_rows(targets_BT, rows), reduction="none")
+            losses_BT = losses_BT[: len(share)]
             bytes_BT = self._byte_lengths[targets_BT]
             nats += float(losses_BT.sum())
             targets += losses_BT.numel()
@@ -295,11 +298,7 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
 
     @classmethod
     def fetch(cls, recipe: LanguageModelRecipe, progress: Progress) -> dict[str, Any]:
-        init_from = recipe.train.init_from
-        tokenizer = (
-            recipe.tokenizer if init_from is None else tokenizer_for(open_weights(init_from, runs_dir()), recipe)
-        )
-        prepared = prepare_text(recipe.data, tokenizer, progress=progress)
+        prepared = prepare_text(recipe.data, _tokenizer_to_fetch(recipe), progress=progress)
         return {
             "source": recipe.data.train,
             **prepared.facts,
@@ -308,10 +307,21 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
             "tokenizer_sha256": prepared.tokenizer.sha256,
         }
 
+    @classmethod
+    def fetch_part(cls, recipe: LanguageModelRecipe, share: slice, progress: Progress) -> dict[str, Any]:
+        """Tokenise a share of the text's parts; a fetch without a share, or the run, puts all of them together."""
+        _, _, folders = tokenise(recipe.data, _tokenizer_to_fetch(recipe), share, progress)
+        return {"source": recipe.data.train, "parts": len(folders[share]), "of_parts": len(folders)}
+
     def plan_facts(self, batches: BatchPlan) -> PlanFacts:
         recipe = self.recipe
         data = describe_source(recipe.data, recipe.tokenizer)
         return PlanFacts(data=data, **_download_facts(recipe.data), **self.token_facts(recipe.train.steps))
+
+
+def _tokenizer_to_fetch(recipe: LanguageModelRecipe) -> TokenizerSection | Tokenizer:
+    given = recipe.train.init_from
+    return recipe.tokenizer if given is None else tokenizer_for(open_weights(given, runs_dir()), recipe)
 
 
 def _download_facts(source: TextSource) -> dict[str, Any]:

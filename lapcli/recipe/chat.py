@@ -36,14 +36,14 @@ class DataSet(Section):
 
     modality: ClassVar[Modality] = "chat"
 
-    name: Text
+    name: Text  # of your choice, for messages
     # `conversations`: rows of messages; `questions`: pairs made from the built-in text; the two spelling tasks are
     # generated from a list of words.
     format: Literal["conversations", "multiple_choice", "gsm8k", "simple_spelling", "spelling_bee", "questions"]
     # `hub:OWNER/NAME`, https://..., `plugin:NAME`, a local file or folder; for words also `builtin` and `system`
     # (/usr/share/dict/words)
     source: Text = "builtin"
-    files: Files = None
+    files: Files = None  # files of the source, in order; null: all of a folder
     revision: Text | None = None  # of the hub data set
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of a file behind https
     rows: Count | None = None  # only the first rows of the data set; null: all
@@ -76,13 +76,15 @@ Mixture = Annotated[list[DataSet], Field(min_length=1, max_length=100)]
 class ChatValidation(ValidationSection):
     """Held-out rows, batched and weighted as in training, and prompts that are answered at the end."""
 
+    # Held-out rows; empty: none.
     mixture: Annotated[list[DataSet], Field(max_length=100)] = Field(default_factory=list)
     tokens: Count = 10_485_760  # at most, of packed batches
     rows: Count = 3200  # at most, of padded batches
+    # Answered at the end of the run.
     prompts: list[Annotated[str, Field(max_length=10_000)]] = Field(default_factory=list)
-    sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 64
-    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
-    top_k: Count | None = None
+    sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 64  # of each answer
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0  # of the answers; 0: always the likeliest token
+    top_k: Count | None = None  # sample from the likeliest tokens only; null: from all
 
 
 class StageSettings(Section):
@@ -114,8 +116,10 @@ class Stage(StageSettings):
 
 
 class Stages(Section):
-    midtrain: Stage | None = None
-    sft: Stage | None = None
+    """The stages of chat training, each a run of its own."""
+
+    midtrain: Stage | None = None  # on all tokens of conversations, first
+    sft: Stage | None = None  # on the assistant's tokens, second
 
     @combination("midtrain", "sft")
     def _has_one(self) -> str | None:

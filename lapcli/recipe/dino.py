@@ -29,10 +29,10 @@ Ends = Annotated[list[Fraction], Field(min_length=2, max_length=2)]
 class HeadSection(Section):
     """Each of the two heads: an MLP width-hidden-hidden-bottleneck, L2 normalisation, prototypes without a bias."""
 
-    hidden: Size = 2048
-    bottleneck: Size = 256
-    dino_prototypes: Annotated[Whole, Field(ge=2, le=2**20)] = 65_536
-    ibot_prototypes: Annotated[Whole, Field(ge=2, le=2**20)] = 65_536
+    hidden: Size = 2048  # size of the hidden layers
+    bottleneck: Size = 256  # size before the prototypes
+    dino_prototypes: Annotated[Whole, Field(ge=2, le=2**20)] = 65_536  # of the class token
+    ibot_prototypes: Annotated[Whole, Field(ge=2, le=2**20)] = 65_536  # of the patches
 
 
 class DinoModel(TransformerModel):
@@ -41,11 +41,11 @@ class DinoModel(TransformerModel):
     layers: Annotated[Whole, Field(ge=1, le=1000)] = 12
     width: Size = 384
     heads: Annotated[Whole, Field(ge=1, le=1024)] = 6
-    mlp_ratio: Positive = 4.0
-    patch: Size = 16
+    mlp_ratio: Positive = 4.0  # hidden size of the MLP, in widths
+    patch: Size = 16  # pixels of a side
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the student
-    layer_scale: Positive = 1e-5
-    rope_base: Annotated[float, Field(gt=1, le=1e9)] = 100.0
+    layer_scale: Positive = 1e-5  # initial factor of each branch
+    rope_base: Annotated[float, Field(gt=1, le=1e9)] = 100.0  # of the rotary positions
     rope_precision: Literal["float32", "bf16"] = "float32"  # bf16: as DINOv3 trains
     head: HeadSection = HeadSection()
 
@@ -61,9 +61,9 @@ class Crops(Section):
 
     global_size: Size = 224  # pixels of a side
     global_scale: FractionRange = Field(default_factory=lambda: [0.32, 1.0])  # of the image's area
-    locals: Annotated[Whole, Field(ge=0, le=100)] = 8
-    local_size: Size = 96
-    local_scale: FractionRange = Field(default_factory=lambda: [0.05, 0.32])
+    locals: Annotated[Whole, Field(ge=0, le=100)] = 8  # local crops of an image
+    local_size: Size = 96  # pixels of a side
+    local_scale: FractionRange = Field(default_factory=lambda: [0.05, 0.32])  # of the image's area
     # How often the first global, the second global and a local crop are blurred. `executed`: 0, 0.9 and 0.5, which is
     # what DINOv3's code does; `documented`: 1, 0.1 and 0.5, which is what its settings say.
     blur: Literal["executed", "documented"] = "executed"
@@ -84,11 +84,13 @@ class CropSource(ImageFiles):
 class SelfSupervisedTrain(TrainSection):
     # Images whose masks are drawn together and among which KoLeo searches neighbours: the paper's batch on one GPU.
     group: Annotated[Whole, Field(ge=1, le=10**6)] = 224
-    dino: NonNegative = 1.0  # weights of the losses
-    koleo: NonNegative = 0.1
-    ibot: NonNegative = 1.0
-    student_temperature: Positive = 0.1
-    sinkhorn_iterations: Annotated[Whole, Field(ge=1, le=1000)] = 3
+    dino: NonNegative = 1.0  # weight of the DINO loss
+    koleo: NonNegative = 0.1  # weight of the KoLeo loss
+    ibot: NonNegative = 1.0  # weight of the iBOT loss
+    # Of the residual stream where train.precision is bf16. bf16: as DINOv3, which keeps no float32 stream.
+    stream: Literal["bf16", "float32"] = "bf16"
+    student_temperature: Positive = 0.1  # of the student's softmax
+    sinkhorn_iterations: Annotated[Whole, Field(ge=1, le=1000)] = 3  # of the teacher's targets
 
     @combination("group", "batch", "micro_batch")
     def _groups_fit(self) -> str | None:
@@ -116,11 +118,12 @@ class SelfSupervisedTrain(TrainSection):
 class SelfSupervisedSchedule(Section):
     """All schedules count steps; an epoch is a number of steps, whatever the number of images."""
 
-    epoch_steps: Count = 1250
-    warmup_epochs: NonNegative = 10.0
-    final_lr: NonNegative = 1e-6
+    epoch_steps: Count = 1250  # steps that count as an epoch
+    warmup_epochs: NonNegative = 10.0  # of the learning rate, from 0
+    final_lr: NonNegative = 1e-6  # at the end of a half-cosine
     final_weight_decay: NonNegative | None = 0.1  # null: as at the start
     teacher_momentum: Ends = Field(default_factory=lambda: [0.992, 1.0])  # start, end
+    # Start, end; constant after the warm-up.
     teacher_temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = Field(
         default_factory=lambda: [0.04, 0.07]
     )
@@ -131,7 +134,7 @@ class SelfSupervisedSchedule(Section):
 class NeighbourValidation(ValidationSection):
     """k-nearest-neighbour accuracy of the teacher's class token on held-out images."""
 
-    neighbours: Annotated[Whole, Field(ge=1, le=10**6)] = 20
+    neighbours: Annotated[Whole, Field(ge=1, le=10**6)] = 20  # that vote
     train_images: Count = 10_000  # at most, evenly spread over the training images
     images: Count = 2_000  # at most, of the held-out ones
     batch: Count | None = None  # images per process and forward; null: train.micro_batch

@@ -1,5 +1,6 @@
 """Loads a recipe: reads the file and those it `extends`, applies `--set` and `--seed`, checks, and builds it."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from lapcli.recipe.reading import (
     Problem,
     RecipeError,
     Unreadable,
+    dotted,
     in_reading_order,
     key_shown,
     listed,
@@ -29,9 +31,11 @@ from lapcli.recipe.reading import (
     value_at,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
+from lapcli.runtime.environment import inside_torchrun
 from lapcli.runtime.errors import shortened
 from lapcli.runtime.plugins import Registry
 
+log = logging.getLogger(__name__)
 _LONGEST_PATH = 20  # keys of a `--set`; none has more than five
 
 #: The recipe type of each objective, which names the class that trains it; other packages add theirs.
@@ -110,9 +114,17 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
         if unusable:
             found = [Problem(document.place(tuple(key.split("."))), key, reason) for key, reason in unusable]
             raise RecipeError(source, found)
+        for path, reason in () if is_kept or inside_torchrun() else recipe.without_effect():
+            _warn(f"{document.place(path)}  {dotted(path)} has no effect: {reason}")
         return recipe
 
     return load
+
+
+@cache
+def _warn(text: str) -> None:
+    """Warn once: a sweep loads a recipe for each of its cells."""
+    log.warning("warning: %s", text)
 
 
 def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:

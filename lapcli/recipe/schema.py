@@ -31,9 +31,10 @@ GATE_CHANNELS = 12  # of a GPT's stream, which the gates of value embeddings rea
 class TransformerModel(Section):
     """The keys that all models share: their blocks, and the operators of their heads."""
 
-    layers: Annotated[Whole, Field(ge=1, le=1000)]
-    width: Size
-    heads: Annotated[Whole, Field(ge=1, le=1024)]
+    layers: Annotated[Whole, Field(ge=1, le=1000)]  # blocks
+    width: Size  # size of a token
+    heads: Annotated[Whole, Field(ge=1, le=1024)]  # attention heads of a layer, Laplacian ones included
+    # Laplacian heads of each layer; they are the last of its heads.
     laplacian_heads: Whole | list[Whole] | str | dict[str, Any] = Field(
         default=0, description="a number, a list with one number a layer, `linear(a, b)` or {layers:, heads:}"
     )
@@ -77,14 +78,14 @@ class GPTModel(TransformerModel):
 
     kv_heads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # null: as many as heads
     context: Size = 2048  # tokens in a training sequence
-    rotary_base: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0
-    rotary_precision: Literal["float32", "bf16"] = "float32"
+    rotary_base: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0  # of the rotary positions
+    rotary_precision: Literal["float32", "bf16"] = "float32"  # of the rotary tables; bf16: as nanochat
     # Beyond 50 the sum of exp over a large vocabulary would overflow float32.
-    softcap: Annotated[float, Field(gt=0, le=50)] = 15.0
+    softcap: Annotated[float, Field(gt=0, le=50)] = 15.0  # logits are limited to this: softcap * tanh(logits / softcap)
     # Parts of nanochat's model of 2026; without them their parameters do not exist.
-    residual_lambdas: bool = False
-    x0_lambdas: bool = False
-    value_embeddings: bool = False
+    residual_lambdas: bool = False  # the stream times a learned number before each block
+    x0_lambdas: bool = False  # plus the first block's input times another
+    value_embeddings: bool = False  # in every other layer, gated, added to the values
 
     @combination("value_embeddings", "width")
     def _gates_fit(self) -> str | None:
@@ -107,7 +108,7 @@ class GPTModel(TransformerModel):
 class TokenizerSection(Section):
     """Trained once and shared between runs on the same text, unless `file` names one."""
 
-    file: Text | None = None
+    file: Text | None = None  # a tokenizer.json to use instead of training one
     vocab: Annotated[Whole, Field(ge=256 + 9, le=2**20)] = 65_536  # nine special tokens included
     train_chars: Count = 2_000_000_000  # training stops after this many characters
     train_crop: Count = 10_000  # characters of each document that it sees
@@ -116,12 +117,17 @@ class TokenizerSection(Section):
 class Source(Section):
     """Where examples come from: `builtin`, `hub:OWNER/NAME`, `plugin:NAME`, or a local file or folder."""
 
+    # `builtin`, `hub:OWNER/NAME`, `plugin:NAME`, or a local file or folder.
     train: Text
     revision: Text | None = None  # of the hub data set
 
     @combination("train")
     def _hub_name(self) -> str | None:
         return wrong_hub_name(self.train)
+
+    @combination("revision", "train", only_warns=True)
+    def _revision_without_effect(self) -> str | None:
+        return None if self.revision is None or self.train.startswith("hub:") else "only a hub data set has one"
 
 
 #: Before the name of a run in `train.init_from`.
@@ -133,12 +139,12 @@ UNKNOWN = "unknown:"
 class TextSource(Source):
     modality: ClassVar[Modality] = "text"
 
-    files: Files = None
-    column: Text = "text"
+    files: Files = None  # files of the source, in order; null: all of a folder
+    column: Text = "text"  # of parquet and jsonl files: the key of the text
     separator: Annotated[str, Field(min_length=1, max_length=100)] | None = None  # between a text file's documents
     crop: Count | None = None  # characters kept of each document
     shuffled: bool = False  # the source is in random order already
-    shuffle_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
+    shuffle_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0  # of the order of documents
     # `last_file` holds the last file out; a fraction holds out that share of the documents; null means the
     # last of several files, or a twentieth of a single one.
     validation: Literal["last_file"] | HeldOut | None = Field(
@@ -149,6 +155,10 @@ class TextSource(Source):
     def _files_of_the_source(self) -> str | None:
         return "name at least one file, or remove it" if self.files == [] else unfixed_files(self.train, self.files)
 
+    @combination("files", "train", only_warns=True)
+    def _files_without_effect(self) -> str | None:
+        return None if self.files is None or self.train != "builtin" else "the built-in text has no files"
+
 
 class InitFrom(Section):
     """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint.
@@ -156,9 +166,15 @@ class InitFrom(Section):
     A recipe may give the source alone. The stored recipe of a run has the sha256 too, which identifies the weights.
     """
 
-    source: Text
+    source: Text  # `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint of nanochat
     weights: Text | None = None  # a file that replaces timm's own weights
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the file with the weights
+
+    @combination("weights", "source", only_warns=True)
+    def _weights_without_effect(self) -> str | None:
+        if self.weights is None or self.source.startswith("timm:"):
+            return None
+        return "it is a file for timm:NAME; name the file or folder as the source instead"
 
     @model_validator(mode="before")
     @classmethod
@@ -171,11 +187,11 @@ class TrainSection(Section):
 
     batch: Count  # sequences or images of one optimizer step, over all processes
     micro_batch: Count  # at most this many that one process takes in one forward
-    steps: Count | None = None
+    steps: Count | None = None  # optimizer steps of the run
     epochs: Positive | None = None  # used if no steps are given
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on GPUs with bf16 hardware
     compile: Literal["auto"] | bool = Field(default="auto", description="`auto`, true or false")  # auto: on CUDA
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: CUDA, then Apple GPUs, then the CPU
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
     # What several processes share: gradients and optimizer state (ZeRO-2), or the weights too (ZeRO-3).
     shard: Literal["gradients", "weights"] = "gradients"
@@ -198,8 +214,8 @@ class TrainSection(Section):
 class PlateauSchedule(Section):
     """Warm-up, plateau, then linear warm-down, as fractions of all steps."""
 
-    warmup: Fraction = 0.0
-    warmdown: Fraction = 0.2
+    warmup: Fraction = 0.0  # of all steps: linear from 0
+    warmdown: Fraction = 0.2  # of all steps: linear to `final`
     final: Fraction = 0.0  # multiplier at the end of the warm-down
 
     @combination("warmdown", "warmup")
@@ -210,22 +226,26 @@ class PlateauSchedule(Section):
 
 
 class ValidationSection(Section):
+    """When the model is validated, and on what."""
+
     every: Count | None = None  # steps; the first and the last are always validated; null: only those
     smoothing: bool = False  # also log how smooth the tokens of a few fixed sequences are
 
 
 class TextValidation(ValidationSection):
     every: Count | None = 250
-    tokens: Count = 10_485_760
+    tokens: Count = 10_485_760  # at most, of the held-out text
     # Continued at the end of the run.
     prompts: list[Annotated[str, Field(max_length=10_000)]] = Field(default_factory=list)
-    sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 16
-    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
-    top_k: Count | None = None
+    sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 16  # of each continuation
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0  # of the continuations; 0: always the likeliest token
+    top_k: Count | None = None  # sample from the likeliest tokens only; null: from all
     bigram: bool = False  # also log the loss of an add-one token-bigram model (needs the training text in memory)
 
 
 class CheckpointSection(Section):
+    """When weights and optimizer state are saved, and how many of them are kept."""
+
     every: Count | None = None  # steps; the last step is always saved
     keep: Annotated[Whole, Field(ge=1, le=10**6)] = 2  # newest checkpoints kept
     asynchronous: bool = False  # write a copy while the training goes on; it needs memory for one more state
@@ -254,8 +274,8 @@ class AnyRecipe(Section):
     validated_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that equal the metric `validation_NAME`
     data_identity_has_seed: ClassVar[bool] = False  # `data_sha256` of runs with another seed differs
 
-    objective: str
-    seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
+    objective: str  # what is trained
+    seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0  # of weights, order of the data and augmentation
     # Trackers that mirror the metrics. They do not affect the training, so a run does not store them in its recipe.
     track: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, exclude=True)
 

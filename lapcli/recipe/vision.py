@@ -46,11 +46,11 @@ class ViTModel(TransformerModel):
     layers: Annotated[Whole, Field(ge=1, le=1000)] = 12
     width: Size = 768
     heads: Annotated[Whole, Field(ge=1, le=1024)] = 12
-    mlp_ratio: Positive = 4.0
+    mlp_ratio: Positive = 4.0  # hidden size of the MLP, in widths
     image: Size = 224  # pixels of a side
-    patch: Size = 16
-    classes: Annotated[Whole, Field(ge=2, le=10**6)] = 1000
-    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    patch: Size = 16  # pixels of a side
+    classes: Annotated[Whole, Field(ge=2, le=10**6)] = 1000  # of the labels
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0  # probability that a block is skipped in training
     drop_path_shape: Literal["uniform", "linear"] = "uniform"  # linear: from 0 in the first block, timm's own
     layer_scale: Positive | None = 1e-4  # null: no LayerScale; timm's own: 1e-6
     class_token_std: Positive = 0.02  # timm's own: 1e-6
@@ -63,14 +63,16 @@ class ViTModel(TransformerModel):
 class Augmentation(Section):
     """The augmentation of a training image before mixing, all by timm."""
 
+    # Padded: of the image's own size, after padding it.
     crop: Literal["random_resized", "padded", "none"] = "random_resized"
+    # Area of a random_resized crop, of the image.
     scale: FractionRange | None = Field(
         default=None, description="two fractions of the area, [0.08, 1.0] if none is given"
     )
     padding: Annotated[Whole, Field(ge=0, le=1024)] | None = None  # of a padded crop, in pixels; null: 4
-    flip: Fraction = 0.5
+    flip: Fraction = 0.5  # probability of a horizontal flip
     policy: Text | None = None  # timm's name: 3a, rand-m9-mstd0.5-inc1, ...
-    color_jitter: Positive | None = None
+    color_jitter: Positive | None = None  # strength; null: none
     erase: Fraction = 0.0  # random erasing, filled with noise
     repeats: Annotated[Whole, Field(ge=1, le=100)] = 1  # copies of an image in an epoch, each augmented differently
 
@@ -80,15 +82,29 @@ class Augmentation(Section):
             return f"expected 3a or a policy such as rand-m9-mstd0.5-inc1, got {self.policy[:60]!r}"
         return None
 
+    @combination("scale", "crop", only_warns=True)
+    def _scale_without_effect(self) -> str | None:
+        return None if self.scale is None or self.crop == "random_resized" else "it is for crop: random_resized"
+
+    @combination("padding", "crop", only_warns=True)
+    def _padding_without_effect(self) -> str | None:
+        return None if self.padding is None or self.crop == "padded" else "it is for crop: padded"
+
+    @combination("color_jitter", "policy", only_warns=True)
+    def _jitter_without_effect(self) -> str | None:
+        if self.color_jitter is None or self.policy in (None, "3a"):
+            return None
+        return f"the policy {self.policy} switches it off"
+
 
 class Mixing(Section):
     """Mixup and CutMix; one lambda and box for each group of the global batch."""
 
     mixup: NonNegative = 0.0  # alpha; 0: none
-    cutmix: NonNegative = 0.0
-    probability: Fraction = 1.0
+    cutmix: NonNegative = 0.0  # alpha; 0: none
+    probability: Fraction = 1.0  # that a group is mixed
     cutmix_share: Fraction = 0.5  # share of the groups that use CutMix if both are on
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the targets
     group: Count | None = None  # images that share a lambda; null: the whole batch
 
     @property
@@ -110,7 +126,7 @@ class ImageFiles(Source):
 
     # A folder; a fraction of the training images; null: the source's own validation or test images.
     validation: Text | HeldOut | None = Field(default=None, description="a folder or a number (above 0 and below 1)")
-    split_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
+    split_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0  # of the choice of held-out images
     image_column: Text | None = None  # of parquet files and hub sets; null: the only one that holds images
     label_column: Text | None = None  # null: the only one that holds classes
     # `ignore`: pixels as they are stored, as torchvision's and timm's loaders read them; `apply`: turned by the tag.
@@ -120,9 +136,10 @@ class ImageFiles(Source):
     workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = Field(
         default="auto", description="`auto` or a whole number (at least 0 and at most 256)"
     )
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"  # when an image is resized
     crop_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the shorter side, when evaluating
-    mean: Channels = Field(default_factory=lambda: [0.485, 0.456, 0.406])
+    mean: Channels = Field(default_factory=lambda: [0.485, 0.456, 0.406])  # of the channels, subtracted
+    # Of the channels, divided by.
     std: Annotated[list[Positive], Field(min_length=3, max_length=3)] = Field(
         default_factory=lambda: [0.229, 0.224, 0.225]
     )
@@ -140,15 +157,16 @@ class ImageSource(ImageFiles):
 
 
 class ClassificationTrain(TrainSection):
+    # Binary: one for each class, as DeiT-III on ImageNet.
     loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy"
 
 
 class CosineSchedule(Section):
     """Linear from `start_lr` over the warm-up epochs, then along one half-cosine to `final_lr`."""
 
-    warmup_epochs: NonNegative = 0.0
-    start_lr: NonNegative = 0.0
-    final_lr: NonNegative = 0.0
+    warmup_epochs: NonNegative = 0.0  # from start_lr to optimizer.lr
+    start_lr: NonNegative = 0.0  # at the first step
+    final_lr: NonNegative = 0.0  # at the end
     update: Literal["step", "epoch"] = "step"  # epoch: as in the DeiT repository, which lags by one
 
 

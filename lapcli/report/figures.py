@@ -26,6 +26,7 @@ from lapcli.same_recipe import HEADS
 from lapcli.training.metrics import read_metrics
 
 _MOST_NAMED = 12  # runs in a legend; beyond it has one entry for each row
+LONGEST = 60  # characters of a heading
 POINTS = 200  # of a training curve; more are averaged over stretches of steps
 _PLANS = ("#3b528b", "#21918c", "#5ec962", "#d9a400", "#e4572e", "#a8327d", "#440154", "#7f7f7f")
 
@@ -145,21 +146,27 @@ class Experiment:
 
 
 def experiments_of(grids: Sequence[Grid]) -> list[Experiment]:
-    """Return the experiments with their charts, the one that changed last first."""
+    """Return the experiments with their charts: those that compare rows first, of them the one that changed last."""
 
-    def changed(family: Sequence[Grid]) -> float:
-        return max(time_of(run.run.info) for grid in family for run in grid.runs)
+    def place(family: Sequence[Grid]) -> tuple[bool, float]:
+        newest = max(time_of(run.run.info) for grid in family for run in grid.runs)
+        return any(len(grid.rows) > 1 for grid in family), newest
 
     made = []
-    for number, family in enumerate(sorted(families(grids), key=changed, reverse=True), 1):
-        title = family[0].title
-        if len(family) > 1:
-            kind, data = kind_in_words(family[0].first), data_in_words(family[0].first)
-            title = f"{kind} · {data} · {len(family)} drop paths"
-        experiment = Experiment(number, title[:1].upper() + title[1:], family)
+    for number, family in enumerate(sorted(families(grids), key=place, reverse=True), 1):
+        experiment = Experiment(number, _heading(family), family)
         experiment.charts = list(_charts(experiment))
         made.append(experiment)
     return made
+
+
+def _heading(family: Sequence[Grid]) -> str:
+    """Return kind, data and what tells this family from others, in at most 60 characters."""
+    first, (_, _, *differences) = family[0].first, f"{family[0].title} ·  · ".split(" · ")
+    data = data_in_words(first).rstrip("/").rsplit("/", 1)[-1]  # of a folder its name
+    parts = [kind_in_words(first), data, f"{len(family)} drop paths" if len(family) > 1 else " · ".join(differences)]
+    title = " · ".join(part for part in parts if part.strip(" ·"))
+    return title[:1].upper() + (title[1:] if len(title) <= LONGEST else f"{title[1 : LONGEST - 3]}...")
 
 
 def _charts(experiment: Experiment) -> list[Chart]:

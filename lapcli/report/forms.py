@@ -1,4 +1,4 @@
-"""The forms in which a report's table leaves it: text, Markdown and LaTeX, and the file that `--out` names.
+"""The forms in which a report's table leaves it: text and LaTeX, and the file that `--out` names.
 
 Text from recipes and names is escaped, so that it never becomes markup.
 """
@@ -46,33 +46,6 @@ def to_text(table: Table, width: int | None = None) -> str:
     return "\n".join([*wrapped(table.title, width=width), "", *lines, "", *notes])
 
 
-MARKING = "Best in bold, second best underlined."
-
-
-def to_markdown(table: Table) -> str:
-    rows = [list(map(_escaped_markdown, table.header))]
-    for row in table.rows:
-        rows.append([_marked_markdown(_escaped_markdown(entry.text + entry.after), entry.mark) for entry in row])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + " --- |" * len(table.header))
-    # Two trailing spaces are Markdown's line break.
-    notes = [_escaped_markdown(line) + "  " for line in _with_marking(table)]
-    return "\n".join([f"**{_escaped_markdown(table.title)}**", "", *lines, "", *notes])
-
-
-def _marked_markdown(text: str, mark: str | None) -> str:
-    return f"**{text}**" if mark == "best" else f"<u>{text}</u>" if mark == "second" else text
-
-
-def _escaped_markdown(text: str) -> str:
-    escaped = "".join(f"\\{letter}" if letter in "\\|`*_[]<>#" else letter for letter in text)
-    return escaped.replace("&", "&amp;").replace("\n", " ")
-
-
-def _with_marking(table: Table) -> list[str]:
-    return [*table.notes, *([MARKING] if table.has_marks else [])]
-
-
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -98,7 +71,8 @@ _LATEX = {
 def to_latex(table: Table) -> str:
     """Format a table in the paper's style; LaTeX needs only the package booktabs."""
     header = [f"\\textbf{{{_escaped_latex(name)}}}" for name in table.header]
-    caption = _escaped_latex(" ".join([f"{table.title}.", *_with_marking(table)]))
+    marking = ["Best in bold, second best underlined."] if table.has_marks else []
+    caption = _escaped_latex(" ".join([f"{table.title}.", *table.notes, *marking]))
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}[h]",

@@ -98,8 +98,14 @@ def with_checkpoints(recipe, **changes):
     return recipe.model_copy(update={"checkpoint": recipe.checkpoint.model_copy(update=changes)})
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize(("point", "times"), FAULT_POINTS)
+@pytest.mark.parametrize(
+    ("point", "times", "asynchronous"),
+    [
+        *((point, times, False) for point, times in FAULT_POINTS),
+        ("before rename", 2, True),
+        *(pytest.param(*point, True, marks=pytest.mark.long) for point in FAULT_POINTS if point[0] != "before rename"),
+    ],
+)
 def test_killed_inside_a_save(uninterrupted, tmp_path, shared_cache, point, times, asynchronous):
     recipe, reference = uninterrupted
     recipe = with_checkpoints(recipe, asynchronous=asynchronous)

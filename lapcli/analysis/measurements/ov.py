@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lapcli.analysis.drawing import figure_by_head
-from lapcli.analysis.measurement import LAYER, LayerResult, Measurement
+from lapcli.analysis.measurement import LayerResult, Measurement
 from lapcli.measures.tokens import to_float64
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 QUANTITIES = {
     "mean_eigenvalue": "mean eigenvalue\nof $W_O W_V$",
-    "symmetric": "symmetric part of $W_O W_V$\n(share of the squared norm)",
-    "diagonal": "diagonal of $W_O W_V$\n(share of the squared norm)",
+    "symmetric": "symmetric share\nof $W_O W_V$",
+    "diagonal": "diagonal share\nof $W_O W_V$",
 }
 
 
@@ -40,7 +40,7 @@ class Ov(Measurement):
         "from 0; the share of its squared norm in the symmetric part; and on the diagonal. Values of a layer are means "
         "over its heads."
     )
-    options = (LAYER,)
+    options = ("layer",)
     default_layers = "all"
     reads_tokens = False
     columns: ClassVar = {"mean_eigenvalue": "mean eigenvalue", "symmetric": "symmetric", "diagonal": "diagonal"}
