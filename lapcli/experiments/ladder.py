@@ -239,6 +239,10 @@ class Ladder:
             unique.setdefault(each.cell.name, each)
         return list(unique.values())
 
+    @property
+    def is_finished(self) -> bool:
+        return all(progress(each.cell, self.runs_dir).is_tried for each in self.planned(with_unknown=True))
+
     def _pairs(self, rung: str, is_known: bool) -> Iterator[Planned]:
         phase = "held out" if rung == self.file.held_out else "pairs"
         for seed in range(self.pairs[rung]):
