@@ -135,8 +135,9 @@ def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, ski
             print(f"left out: {error}", file=sys.stderr, flush=True)
             continue
         accumulators[name] = {layer: measurement.listen(capture, layer) for layer in measurement.layers}
-    with shown_progress() as progress:
-        capture.run(examples.batches(), lambda done: progress(f"analysing {model.name}", done, len(examples)))
+    if any(MEASUREMENTS[name].reads_tokens for name in accumulators):
+        with shown_progress() as progress:
+            capture.run(examples.batches(), lambda done: progress(f"analysing {model.name}", done, len(examples)))
     return {
         name: ModelResult(
             model,

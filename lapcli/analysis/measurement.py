@@ -110,6 +110,7 @@ class Measurement:
     default_norm: ClassVar[Literal["before", "after"]] = "before"
     columns: ClassVar[Mapping[str, str]]
     counts: ClassVar[frozenset[str]] = frozenset()
+    reads_tokens: ClassVar[bool] = True  # else the weights alone, without a forward
     order: ClassVar[int] = 100
 
     def __init_subclass__(cls) -> None:

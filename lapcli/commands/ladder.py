@@ -75,11 +75,12 @@ def ladder(
         for sentence in climbed.keep_within(_hours(budget), device):
             tell(sentence)
     refuse_others([each.cell for each in climbed.planned()], where)
-    cost = climbed.cost(device, price)
-    if dry_run:
-        print_json(cost) if as_json else print(_cost_table(cost, price is not None))
-        return
-    print(_cost_table(cost, price is not None), file=sys.stderr)
+    if dry_run or not climbed.is_finished:
+        cost = climbed.cost(device, price)
+        if dry_run:
+            print_json(cost) if as_json else print(_cost_table(cost, price is not None))
+            return
+        print(_cost_table(cost, price is not None), file=sys.stderr)
     slots, shares = runner.share_machine(jobs or 1)
     tell(shares)
     statuses = runner.Runner(LadderChooser(climbed), where, slots, nproc=nproc, tell=tell).run()

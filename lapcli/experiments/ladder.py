@@ -37,6 +37,8 @@ from lapcli.experiments.cells import LAPLACIAN_HEADS, OPERATORS, Cell, cell_name
 from lapcli.experiments.referee import Rung, Trend, detectable, planned_power
 from lapcli.experiments.runner import Chooser
 from lapcli.experiments.simulation import DEVIATIONS
+from lapcli.models.gpt import GPT
+from lapcli.objectives.language_model import gpt_config
 from lapcli.planning import TrainingPlan, plan_training
 from lapcli.recipe import Problem, RecipeError, recipe_loader
 from lapcli.recipe.checking import check_recipe
@@ -199,9 +201,6 @@ class Ladder:
             where = self._document.place(("tokens_per_parameter",))
             message = "is for language models; give epochs"
             raise RecipeError(str(self.path), [Problem(where, "tokens_per_parameter", message)])
-        from lapcli.models.gpt import GPT
-        from lapcli.objectives.language_model import gpt_config
-
         with torch.device("meta"):
             parameters = GPT(gpt_config(recipe)).matrix_parameters()
         tokens = self.file.tokens_per_parameter * parameters
@@ -239,6 +238,10 @@ class Ladder:
         for each in (*tuning, *rest, *(each for rung in held_out for each in self._pairs(rung, is_known))):
             unique.setdefault(each.cell.name, each)
         return list(unique.values())
+
+    @property
+    def is_finished(self) -> bool:
+        return all(progress(each.cell, self.runs_dir).is_tried for each in self.planned(with_unknown=True))
 
     def _pairs(self, rung: str, is_known: bool) -> Iterator[Planned]:
         phase = "held out" if rung == self.file.held_out else "pairs"

@@ -22,7 +22,7 @@ from lapcli.heads.operator_attention import operator_parameters
 from lapcli.measures.bits_per_byte import bigram_bits_per_byte, bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
 from lapcli.models.compiling import pad_rows
-from lapcli.models.gpt import GPT, GPTConfig
+from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
 from lapcli.objectives.objective import (
     BatchPlan,
     LoadedModel,
@@ -58,7 +58,7 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     """
     named, settings = dict(model.named_parameters()), recipe.optimizer
     if not isinstance(settings, MuonSection):  # recipe/loading.py put the section of another optimizer in its place
-        return decay_groups(settings, named, operator_parameters(model))
+        return decay_groups(settings, named, {*operator_parameters(model), *LAMBDAS})
     width_factor = (recipe.model.width / settings.reference_width) ** -0.5
     adamw = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": settings.weight_decay}
     precision = settings.newton_schulz_precision
@@ -69,6 +69,18 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     learnt = {name: named.pop(name) for name in sorted(operator_parameters(model))}
     undecayed, rate = {**adamw, "weight_decay": 0.0}, settings.operator_lr * width_factor
     operators = [ParameterGroup("operators", "adamw", rate, learnt, undecayed)] if learnt else []
+    lambdas = {name: {name: named.pop(name)} for name in LAMBDAS if name in named}
+    values = {name: named.pop(name) for name in list(named) if name.startswith("value_embed.")}
+    # nanochat's of July 2026: these rates do not shrink with the width.
+    constants = {"residual_lambdas": (0.005, (0.8, 0.95), 0.05), "x0_lambdas": (0.5, (0.96, 0.95), 0.0)}
+    added = [
+        ParameterGroup(name, "adamw", lr, lambdas[name], {**adamw, "betas": betas, "weight_decay": decay})
+        for name, (lr, betas, decay) in constants.items()
+        if name in lambdas
+    ]
+    if values:
+        rate, options = settings.embedding_lr / 2 * width_factor, {"betas": (0.8, 0.995), "weight_decay": 0.01}
+        added.append(ParameterGroup("value embeddings", "adamw", rate, values, {**adamw, **options}))
     return [
         ParameterGroup(
             "matrices",
@@ -81,6 +93,7 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
         ParameterGroup("embedding", "adamw", settings.embedding_lr * width_factor, embedding, adamw),
         ParameterGroup("head", "adamw", settings.head_lr * width_factor, head, adamw),
         *operators,
+        *added,
     ]
 
 

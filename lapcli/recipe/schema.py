@@ -25,6 +25,8 @@ from lapcli.recipe.section import (
     wrong_hub_name,
 )
 
+GATE_CHANNELS = 12  # of a GPT's stream, which the gates of value embeddings read
+
 
 class TransformerModel(Section):
     """The keys that all models share: their blocks, and the operators of their heads."""
@@ -80,6 +82,15 @@ class GPTModel(TransformerModel):
     rotary_precision: Literal["float32", "bf16"] = "float32"  # of the rotary tables; bf16: as nanochat
     # Beyond 50 the sum of exp over a large vocabulary would overflow float32.
     softcap: Annotated[float, Field(gt=0, le=50)] = 15.0  # logits are limited to this: softcap * tanh(logits / softcap)
+    # Parts of nanochat's model of 2026; without them their parameters do not exist.
+    residual_lambdas: bool = False  # the stream times a learned number before each block
+    x0_lambdas: bool = False  # plus the first block's input times another
+    value_embeddings: bool = False  # in every other layer, gated, added to the values
+
+    @combination("value_embeddings", "width")
+    def _gates_fit(self) -> str | None:
+        is_narrow = self.value_embeddings and self.width < GATE_CHANNELS
+        return f"their gates read {GATE_CHANNELS} channels, and width is {self.width}" if is_narrow else None
 
     @combination("width", "heads")
     def _head_size_is_even(self) -> str | None:
