@@ -3,7 +3,7 @@
 from setuptools import find_packages, setup
 
 setup(
-    packages=[*find_packages(include=["lapcli*"]), "lapcli.recipes", "lapcli.recipes.sweeps"],
+    packages=[*find_packages(include=["lapcli*"]), "lapcli.recipes", "lapcli.recipes.sweeps", "lapcli.recipes.ladders"],
     package_dir={"lapcli.recipes": "recipes"},
     package_data={
         "lapcli": ["py.typed"],
@@ -11,5 +11,6 @@ setup(
         "lapcli.report": ["*.yaml", "*.j2", "*.css"],
         "lapcli.recipes": ["*.yaml"],
         "lapcli.recipes.sweeps": ["*.yaml"],
+        "lapcli.recipes.ladders": ["*.yaml"],
     },
 )

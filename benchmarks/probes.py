@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from measure import alternate, mebibytes, peak_bytes
 
-from lapcli.evaluation.features import TimmBackbone, class_token_and_mean_patch
+from lapcli.evaluation.features import Backbone, class_token_and_mean_patch
 from lapcli.evaluation.image_probes import LinearProbes
 from lapcli.evaluation.probe_settings import LinearProtocol
 from lapcli.measures.nearest_neighbours import KEYS_AT_ONCE, QUERIES_AT_ONCE, classify
@@ -26,7 +26,7 @@ def bench_linear(image: int, patch: int, layers: int, classes: int, batch: int) 
     """Width 384, as ViT-S."""
     rates = LinearProtocol().rates
     model = build_vit(ViTModel(layers=layers, width=384, heads=6, image=image, patch=patch, classes=10), 0)
-    backbone = TimmBackbone(model, name="bench", mean=(0.5,) * 3, std=(0.25,) * 3, device=CPU)
+    backbone = Backbone(model, name="bench", mean=(0.5,) * 3, std=(0.25,) * 3, device=CPU)
     images_BCHW = torch.randint(256, (batch, 3, image, image), dtype=torch.uint8)
     labels_B = torch.randint(classes, (batch,))
     probes = {

@@ -23,9 +23,8 @@ import torch
 from torch import nn
 
 from lapcli.analysis.analyze import Analysis, analyze
-from lapcli.analysis.analyzed_models import find_models
+from lapcli.analysis.analyzed_models import Selection, find_models
 from lapcli.analysis.measurement import Settings
-from lapcli.analysis.selection import Selection
 from lapcli.data.images.augmentation import evaluation_transform
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation import dialogue
@@ -126,9 +125,7 @@ class OpenRun:
 
     def analyze(self, what: str, limit: int | None = None, data: str | None = None) -> Measured:
         """Measure the run's tokens as `lap analyze WHAT` does, without writing files."""
-        selection = Selection(
-            self.run.path.parent, [str(self.run.path)], checkpoint=self.checkpoint, limit=limit, data=data
-        )
+        selection = Selection(checkpoint=self.checkpoint, limit=limit, data=data)
         (analysis,) = analyze([what], find_models(selection, [self.run]), Settings())
         return Measured(analysis)
 

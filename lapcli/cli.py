@@ -20,6 +20,7 @@ from lapcli.commands import (
     fetch,
     import_,
     init,
+    ladder,
     plan,
     recipes,
     report,
@@ -44,8 +45,15 @@ from lapcli.runtime.tables import wrapped_message
 #: The commands as `lap --help` lists them, each in one section.
 SECTIONS: dict[str, dict[str, Any]] = {
     "Start": {"init": init.init, "recipes": recipes.recipes, "doctor": doctor.doctor, "fetch": fetch.fetch},
-    "Train": {"train": train.train, "sft": sft.sft, "plan": plan.plan, "sweep": sweep.sweep, "search": search.search},
-    "Measure": {"eval": eval.evaluate, "analyze": analyze.app, "report": report.report},
+    "Train": {
+        "train": train.train,
+        "sft": sft.sft,
+        "plan": plan.plan,
+        "sweep": sweep.sweep,
+        "search": search.search,
+        "ladder": ladder.ladder,
+    },
+    "Measure": {"eval": eval.evaluate, "analyze": analyze.analyze, "report": report.report},
     "Ask a model": {"sample": sample.sample, "chat": chat.chat},
     "Look after runs": {"runs": runs.app},
     "Exchange weights": {"export": export.export, "import": import_.import_},
@@ -99,7 +107,8 @@ for _section in SECTIONS.values():
         if isinstance(_command, typer.Typer):
             app.add_typer(_command, name=_name)
         else:
-            app.command(_name, epilog=sys.modules[_command.__module__].EXAMPLES)(_command)
+            _module = sys.modules[_command.__module__]
+            app.command(_name, epilog=_module.EXAMPLES, cls=getattr(_module, "CLASS", None))(_command)
 
 
 #: New objects until Python's garbage collector looks for cycles. Imports create a million objects that stay, and

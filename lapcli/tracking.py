@@ -54,67 +54,14 @@ class TensorBoard:
         self._writer.close()
 
 
-class WandB:
-    """One W&B run for each run, found by `run_id`. `offline`: a folder for `wandb sync` for each session."""
+class HostedRun:
+    """A run in W&B, found by its id, or in trackio's store on this machine, found by its name; WANDB_PROJECT,
+    WANDB_MODE and TRACKIO_DIR count."""
 
-    def __init__(self, run: Run, project: str | None = None, offline: bool = False) -> None:
-        # Nothing but the run's own numbers leaves the machine: no error reports, no source code, no git remote.
-        for variable in ("WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE", "WANDB_SILENT"):
-            os.environ.setdefault(variable, "true")
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        import wandb
-
-        folder = run.path / "track"
-        folder.mkdir(exist_ok=True)
-        self._run = wandb.init(
-            project=project or os.environ.get("WANDB_PROJECT") or "lap",
-            id=run_id(run),
-            name=run.name,
-            config=config_of(recipe_to_dict(run.recipe)),
-            dir=str(folder),
-            mode="offline" if offline else None,
-            resume="allow",
-            reinit="create_new",  # the stages of `lap sft` are several runs of one process
-            settings=wandb.Settings(
-                x_disable_stats=True, x_disable_meta=True, x_save_requirements=False, console="off"
-            ),
-        )
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class Trackio:
-    """trackio's store on this machine, which `trackio show` displays; nothing is sent from here.
-
-    trackio finds a run by its name, in which a part of our id tells runs of one name apart. It cannot replace single
-    steps, so a replay removes the run first.
-    """
-
-    def __init__(self, run: Run, first_step: int, project: str | None = None) -> None:
-        for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRACKIO_BUCKET_ID"):
-            os.environ.pop(variable, None)
-        import trackio
-
-        project, name = project or "lap", f"{run.name}-{run_id(run)[:8]}"
+    def __init__(self, package: str, run: Run) -> None:
+        known = {"config": config_of(recipe_to_dict(run.recipe)), "resume": "allow"}
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for our own output
-            if first_step == 0:
-                with contextlib.suppress(ValueError):  # no such project yet
-                    for stored in trackio.Api().runs(project):
-                        if stored.name == name:
-                            stored.delete()
-            self._run = trackio.init(
-                project=project,
-                name=name,
-                config=config_of(recipe_to_dict(run.recipe)),
-                resume="allow",
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
+            self._run = _wandb(run, known) if package == "wandb" else _trackio(run, known)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -124,11 +71,35 @@ class Trackio:
             self._run.finish()
 
 
-def open_tracker(name: str, run: Run, first_step: int, project: str | None = None, offline: bool = False) -> Tracker:
-    """Open a tracker for the steps from `first_step` on; what it has of them is replaced if the tracker can do that."""
-    if name == "tensorboard":
-        return TensorBoard(run, first_step)
-    return WandB(run, project, offline) if name == "wandb" else Trackio(run, first_step, project)
+def _wandb(run: Run, known: dict[str, Any]) -> Any:
+    # Nothing but the run's own numbers leaves the machine: no error reports, no source code, no git remote.
+    for variable in ("WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE", "WANDB_SILENT"):
+        os.environ.setdefault(variable, "true")
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    folder = run.path / "track"
+    folder.mkdir(exist_ok=True)
+    quiet = wandb.Settings(x_disable_stats=True, x_disable_meta=True, x_save_requirements=False, console="off")
+    project = os.environ.get("WANDB_PROJECT") or "lap"
+    # The stages of `lap sft` are several runs of one process.
+    known |= {"dir": str(folder), "reinit": "create_new", "settings": quiet}
+    return wandb.init(project=project, id=run_id(run), name=run.name, **known)
+
+
+def _trackio(run: Run, known: dict[str, Any]) -> Any:
+    for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRACKIO_BUCKET_ID"):
+        os.environ.pop(variable, None)
+    import trackio
+
+    # A part of our id tells runs of one name apart.
+    name = f"{run.name}-{run_id(run)[:8]}"
+    return trackio.init(project="lap", name=name, embed=False, auto_log_gpu=False, auto_log_cpu=False, **known)
+
+
+def open_tracker(name: str, run: Run, first_step: int) -> Tracker:
+    """Open a tracker for the steps from `first_step` on; TensorBoard replaces what it has of them."""
+    return TensorBoard(run, first_step) if name == "tensorboard" else HostedRun(name, run)
 
 
 class _Background:
@@ -216,9 +187,9 @@ class LiveTracking:
             tracker.log(step, tagged(line))
 
 
-def replay(run: Run, name: str, project: str | None = None, offline: bool = False) -> int:
+def replay(run: Run, name: str) -> int:
     """Send the metrics and evaluations of a run to a tracker; return the number of steps."""
-    check_installed(name)
+    require_extra(name, name)
     steps: dict[int, dict[str, float]] = {}
     for line in metrics.read_metrics(run.metrics):
         steps.setdefault(line["step"], {}).update(tagged(line))
@@ -227,12 +198,12 @@ def replay(run: Run, name: str, project: str | None = None, offline: bool = Fals
         scores = {f"eval/{task}": float(score["value"]) for task, score in record["tasks"].items()}
         steps.setdefault(int(record.get("step") or run.info.get("step") or 0), {}).update(scores)
     try:
-        tracker = open_tracker(name, run, 0, project, offline)
+        tracker = open_tracker(name, run, 0)
         for step in sorted(steps):  # W&B accepts no earlier step
             tracker.log(step, steps[step])
         tracker.close()
     except Exception as error:  # a tracker's library may raise anything
-        hint = "; log in with `wandb login`, or use --offline" if name == "wandb" else ""
+        hint = "; log in with `wandb login`, or set WANDB_MODE=offline" if name == "wandb" else ""
         raise LapError(f"{run.name} was not sent to {name} ({_first_line(error)}){hint}") from None
     return len(steps)
 
@@ -269,11 +240,6 @@ def run_id(run: Run) -> str:
     # W&B never gives a deleted id free again, so a run that is trained anew needs another: `created` makes it so.
     text = f"{run.info.get('recipe_sha256')} {run.info.get('seed')} {run.info.get('created')}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def check_installed(name: str) -> None:
-    """Raise UsageError if the package of a tracker is not installed; nothing is imported."""
-    require_extra(name, name)
 
 
 def _first_line(error: Exception) -> str:

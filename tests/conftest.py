@@ -34,7 +34,6 @@ SHARED_RUNS = {
     "tests/commands/test_runs.py",
     "tests/commands/test_sample.py",
     "tests/commands/test_sft.py",
-    "tests/evaluation/harness/test_run.py",
     "tests/report/test_reproduce.py",
 }
 FIRST = [
@@ -43,12 +42,10 @@ FIRST = [
     "tests/test_faults.py",
     "tests/runtime/test_launch.py",
     "tests/training/test_kinds_in_two_processes.py",
-    "tests/test_planning.py",
     "tests/export/test_export.py",
     "tests/training/test_host_waits.py",
     "tests/extending/test_kind.py",
     "tests/test_places.py",
-    "tests/doctor/test_training.py",
     "tests/test_wheel.py",
     "tests/experiments/test_runner.py",
     "tests/test_digits.py",

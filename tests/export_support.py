@@ -10,7 +10,7 @@ from image_support import image_recipe
 from support import tiny_recipe, write_text
 
 from lapcli import checkpoint
-from lapcli.export.weights import WEIGHTS, ExportedModel, save_weights, write_safetensors
+from lapcli.export.weights import WEIGHTS, ExportedModel
 from lapcli.runs import Run, open_run, read_run
 
 
@@ -76,26 +76,7 @@ def _finished(runs: Path, name: str, recipe: Any, module: torch.nn.Module, info:
     return read_run(run.path)
 
 
-def write_wrong(exported: ExportedModel, folder: Path) -> None:
-    """As a writer with a mistake would: the head plan is right, one weight is not."""
-    write_safetensors(exported, folder)
-    tensors = exported.module.state_dict()
-    save_weights(exported, {**tensors, "head.weight": tensors["head.weight"] + 0.1}, folder / WEIGHTS)
-
-
-def write_wrong_hf(exported: ExportedModel, folder: Path) -> None:
-    from lapcli.export.huggingface import write_hf
-
-    _write_and_shift(write_hf, exported, folder)
-
-
-def write_wrong_timm(exported: ExportedModel, folder: Path) -> None:
-    from lapcli.export.timm_folder import write_timm
-
-    _write_and_shift(write_timm, exported, folder)
-
-
-def _write_and_shift(write: Any, exported: ExportedModel, folder: Path) -> None:
+def write_and_shift(write: Any, exported: ExportedModel, folder: Path) -> None:
     """The folder as it should be, and then one of its tensors is not."""
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file

@@ -144,27 +144,13 @@ def say(body):
 ATTACKS = [
     # -- files
     Attack("read a file", "def attack(): return open(SECRET).read()", control=True),
-    Attack("read it by way of ..", "def attack(): return open('/tmp/../usr/lib/../..' + SECRET).read()", control=True),
     Attack(
         "read it by way of a link",
         "import os\ndef attack():\n    os.symlink(SECRET, FOLDER + '/link')\n    return open(FOLDER + '/link').read()",
         control=True,
     ),
-    Attack("read it by way of /proc", "def attack(): return open('/proc/self/root' + SECRET).read()", control=True),
     Attack("write a file", "def attack():\n    open(FOLDER + '/new', 'w').write('x')\n    return True", control=True),
-    Attack(
-        "empty a file that is opened for reading",
-        "import os\ndef attack():\n    os.open(SECRET, os.O_RDONLY | os.O_TRUNC)\n    return True",
-        control=True,
-    ),
     Attack("delete a file", "import os\ndef attack():\n    os.unlink(SECRET)\n    return True", control=True),
-    Attack(
-        "replace a file",
-        "import os\n"
-        "def attack():\n    os.mkdir(FOLDER + '/d')\n    os.rename(SECRET, FOLDER + '/d/x')\n    return True",
-        control=True,
-    ),
-    Attack("change a file's mode", "import os\ndef attack():\n    os.chmod(SECRET, 0)\n    return True", control=True),
     Attack(
         "fill /tmp",
         "import tempfile\n"
@@ -174,19 +160,6 @@ ATTACKS = [
         "write into its own memory by way of /proc",
         "def attack():\n    open('/proc/self/mem', 'r+b')\n    return True",
         control=True,
-    ),
-    Attack(
-        "descriptors left open",
-        "import os\n"
-        "def attack():\n"
-        "    found = []\n"
-        "    for fd in range(3, 1024):\n"
-        "        try:\n"
-        "            os.fstat(fd)\n"
-        "            found.append(fd)\n"
-        "        except OSError:\n"
-        "            pass\n"
-        "    return len(found) > 1\n",
     ),
     # -- the network
     Attack(
@@ -199,15 +172,6 @@ ATTACKS = [
         "import socket\ndef attack():\n    socket.socket(socket.AF_UNIX).connect('\\0' + ABSTRACT)\n    return True",
         control=True,
     ),
-    Attack(
-        "TCP past Python",
-        CALL + "import struct\n"
-        "def attack():\n"
-        "    s = libc.socket(2, 1, 0)\n"
-        "    a = struct.pack('=HHI8x', 2, (PORT & 255) << 8 | PORT >> 8, 0x0100007f)\n"
-        "    return s >= 0 and libc.connect(s, a, 16) == 0\n",
-        control=True,
-    ),
     # -- other processes
     Attack(
         "read another process's environment",
@@ -217,9 +181,6 @@ ATTACKS = [
     ),
     Attack("read our environment", "import os\ndef attack(): return ENV in os.environ"),
     Attack("kill a process", "import os\ndef attack():\n    os.kill(VICTIM, 9)\n    return True", control=True),
-    Attack(
-        "signal its parent", "import os\ndef attack():\n    os.kill(os.getppid(), 0)\n    return True", control=True
-    ),
     Attack("signal everybody", "import os\ndef attack():\n    os.kill(-1, 0)\n    return True", control=True),
     Attack(
         "kill by a handle",
@@ -230,29 +191,10 @@ ATTACKS = [
         control=True,
     ),
     Attack(
-        "have the kernel send SIGKILL when the next call arrives",
-        WIRE + "import fcntl\n"
-        "def attack():\n"
-        "    for fd in sockets():\n"
-        "        fcntl.fcntl(fd, fcntl.F_SETSIG, 9)\n"
-        "        fcntl.fcntl(fd, fcntl.F_SETOWN, VICTIM)\n"
-        "        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)\n"
-        "    return 'set'\n",
-        test="def check(candidate):\n    candidate()\n    assert candidate() == 'set'\n",
-        control=True,
-        after=0.1,
-    ),
-    Attack(
         "trace a process",
         CALL + "def attack(): return libc.ptrace(16, VICTIM, None, None) == 0",
         control=may_trace(),
     ),
-    Attack(
-        "limit a process",
-        "import resource\ndef attack():\n    resource.prlimit(VICTIM, resource.RLIMIT_NOFILE, (3, 3))\n    return True",
-        control=True,
-    ),
-    Attack("slow a process", "import os\ndef attack():\n    os.setpriority(0, VICTIM, 19)\n    return True"),
     Attack(
         "fork",
         "import os\n"
@@ -261,18 +203,6 @@ ATTACKS = [
         "        if os.fork() == 0:\n"
         "            os._exit(0)\n"
         "    return True",
-        control=True,
-    ),
-    Attack(
-        "fork past Python",
-        CALL + "import os\n"
-        "def attack():\n"
-        "    for call in (57, 58) if os.uname().machine == 'x86_64' else (220,):\n"
-        "        pid = libc.syscall(call, 17, 0, 0, 0, 0)\n"
-        "        if pid == 0:\n"
-        "            os._exit(0)\n"
-        "        if pid > 0:\n"
-        "            return True\n",
         control=True,
     ),
     Attack(
@@ -285,12 +215,6 @@ ATTACKS = [
         control=True,
     ),
     Attack("run a shell", "import os\ndef attack(): return os.system('echo > ' + FOLDER + '/new') == 0", control=True),
-    Attack(
-        "become another program",
-        "import os, sys\n"
-        "def attack(): os.execv(sys.executable, ['python', '-I', '-S', '-c', 'open(%r, \"w\")' % (FOLDER + '/new')])",
-        control=True,
-    ),
     Attack(
         "outlive the verdict",
         "import os, time\n"
@@ -307,15 +231,6 @@ ATTACKS = [
     ),
     # -- the kernel
     Attack(
-        "namespaces, mounts and the like",
-        CALL + "def attack():\n"
-        "    return any(result != -1 for result in (\n"
-        "        libc.unshare(0x10000000), libc.mount(b'none', b'/tmp', b'tmpfs', 0, None), libc.chroot(b'/tmp'),\n"
-        "        libc.memfd_create(b'x', 0), libc.personality(0xffffffff), libc.setsid(), libc.inotify_init(),\n"
-        "        libc.syscall(425, 8, None), libc.syscall(321, 0, None, 0), libc.syscall(298, None, 0, -1, -1, 0)))",
-        control=True,
-    ),
-    Attack(
         "system calls of i386",
         "import ctypes, mmap, struct, os\n"
         "def attack():\n"
@@ -328,23 +243,8 @@ ATTACKS = [
         "    return ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))() == 0\n",
         reason="error: the program ended" if os.uname().machine == "x86_64" else None,
     ),
-    Attack(
-        "system calls of x32",
-        CALL + "def attack(): return libc.syscall(0x40000000 | 62, VICTIM, 9) == 0",
-    ),
     # -- resources
     Attack("memory", "def attack(): return len(bytearray(2 << 30)) > 0", reason="memory"),
-    Attack(
-        "memory by mmap",
-        "import mmap\ndef attack():\n    held = [mmap.mmap(-1, 64 << 20) for _ in range(32)]\n    return True",
-        reason="error: OSError",
-    ),
-    Attack(
-        "memory by many small objects",
-        "def attack():\n    held = []\n    while True:\n        held.append(bytes(10000))\n",
-        limits=Limits(memory=128 << 20),
-        reason="memory",
-    ),
     Attack(
         "no end, deaf to signals",
         "import signal\n"
@@ -354,18 +254,7 @@ ATTACKS = [
         limits=QUICK,
         reason="timeout",
     ),
-    Attack("no end at import", "while True: pass\n", limits=QUICK, reason="timeout"),
-    Attack("sleep", "import time\ndef attack(): time.sleep(1000)", limits=QUICK, reason="timeout"),
-    Attack(
-        "raise its own limits",
-        "import resource\ndef attack():\n    resource.setrlimit(resource.RLIMIT_CPU, (9, 9))\n    return True",
-    ),
     Attack("recursion", "def attack(): return attack()", reason="error: RecursionError"),
-    Attack(
-        "recursion through the stack",
-        "import sys\nsys.setrecursionlimit(10**9)\ndef attack(*_): return list(map(attack, [0]))\n",
-        reason="error: the program ended",
-    ),
     Attack(
         "output without end",
         "import os, sys\n"
@@ -377,7 +266,6 @@ ATTACKS = [
         reason="wrong answer",
     ),
     # -- the verdict
-    Attack("leave with 0", "import os\nos._exit(0)", FORGED, reason="error: the program ended"),
     Attack(
         "leave with 0 when called", "import sys\ndef attack(): sys.exit(0)", FORGED, reason="error: Raised: SystemExit"
     ),
@@ -388,13 +276,6 @@ ATTACKS = [
         "    def __ne__(self, other): return False\n"
         "    __hash__ = None\n"
         "def attack(): return E()",
-        FORGED,
-        reason="wrong answer",
-    ),
-    Attack(
-        "a text equal to everything",
-        "class E(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__\n"
-        "def attack(): return E('x')",
         FORGED,
         reason="wrong answer",
     ),
@@ -428,22 +309,6 @@ ATTACKS = [
         }.items()
     ),
     Attack(
-        "a class that claims to be the library's",
-        "class Decimal:\n"
-        "    __module__, __qualname__ = 'decimal', 'Decimal'\n"
-        "    def __eq__(self, other): return True\n"
-        "    def __str__(self): return '1); print(1'\n"
-        "def attack(): return Decimal()",
-        FORGED,
-        reason="error: not an answer",
-    ),
-    Attack(
-        "a number that takes all memory to write out",
-        "from decimal import Decimal\ndef attack(): return Decimal('1E+999999999999')",
-        test="def check(candidate):\n    assert int(candidate()) > 0\n",
-        limits=QUICK,
-    ),
-    Attack(
         "names of fields that are code",
         "class Point(tuple):\n    _fields = ('x', 'y=__import__(\"os\")._exit(0)')\ndef attack(): return Point((1, 2))",
         test="def check(candidate):\n    assert candidate().y == 2\n",
@@ -454,13 +319,6 @@ ATTACKS = [
         "class E:\n    __class__ = property(lambda self: str)\n    def __eq__(self, other): return True\n"
         "def attack(): return E()",
         FORGED,
-    ),
-    Attack(
-        "an object with a pickle in it",
-        "class E:\n    def __reduce__(self): return (open, (FOLDER + '/new', 'w'))\n    __getstate__ = __reduce__\n"
-        "def attack(): return [E(), {'__reduce__': 'x', 'py/object': 'os.system'}]",
-        FORGED,
-        reason="wrong answer",
     ),
     Attack(
         "look for the answer in frames and memory",
@@ -487,38 +345,16 @@ ATTACKS = [
         FORGED,
     ),
     Attack(
-        "speak out of turn",
-        WIRE + "def attack():\n"
-        "    for message in ({'ready': True}, {'passed': True, 'reason': 'passed'}, {'started': True}):\n"
-        "        say(message)\n",
-        FORGED,
-        reason="error: not an answer",
-    ),
-    Attack(
         "answer twice",
         WIRE + "n = 0\ndef attack():\n    global n\n    n += 1\n    say({'call': n, 'value': 'x'})\n    return 'x'\n",
         test="def check(candidate):\n    assert candidate() == 'x'\n    assert candidate() == 'x'\n    candidate()\n",
         reason="error: not an answer",
     ),
-    Attack("answer without end", WIRE + "def attack():\n    while True: say(b'[' * 60000)\n", FORGED, limits=QUICK),
     Attack(
         "flood the socket",
         WIRE + "def attack():\n    while True: os.write(sockets()[0], b'\\xff' * 65536)\n",
         FORGED,
         reason="error: not an answer to the call (TooLarge)",
-    ),
-    Attack(
-        "promise an answer and never give it",
-        WIRE + "import time\ndef attack():\n    os.write(sockets()[0], b'\\0\\x70\\0\\0x')\n    time.sleep(1000)\n",
-        FORGED,
-        limits=QUICK,
-        reason="timeout",
-    ),
-    Attack(
-        "hang up where the tests forgive exceptions",
-        WIRE + "def attack(): os.close(sockets()[0])\n",
-        test="def check(candidate):\n    try:\n        candidate()\n    except BaseException:\n        pass\n",
-        reason="error: the program ended",
     ),
     *(
         Attack(
@@ -549,22 +385,6 @@ ATTACKS = [
         }.items()
     ),
     Attack(
-        "stop an iteration over the tests",
-        "def attack(n): raise StopIteration",
-        test="def check(candidate):\n    for found in map(candidate, range(3)):\n        assert found == {token!r}\n",
-        reason="error: Raised: StopIteration",
-    ),
-    Attack(
-        "other built-ins, another json",
-        "import builtins, json, struct\n"
-        'json.dumps = lambda *a, **k: \'{"call": 1, "value": true, "passed": true}\'\n'
-        "builtins.isinstance = lambda *a: True\n"
-        "builtins.len = lambda x: 1\n"
-        "builtins.type = lambda *a: str\n"
-        "def attack(): return 1\n",
-        FORGED,
-    ),
-    Attack(
         "patch what answers",
         "import sys\n"
         "for name, module in list(sys.modules.items()):\n"
@@ -581,11 +401,5 @@ ATTACKS = [
         test="def check(candidate):\n    assert sum(range(candidate())) < 0\n",
         limits=QUICK,
         reason="timeout",
-    ),
-    Attack(
-        "have the tests run out of memory",
-        "def attack(): return 2 << 30",
-        test="def check(candidate):\n    bytearray(candidate())\n",
-        reason="memory",
     ),
 ]

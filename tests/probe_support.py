@@ -14,17 +14,8 @@ class Pixels(Backbone):
     """The class token is the red channel itself; a patch is its mean colour. `seen` counts the images."""
 
     def __init__(self, image: int = 8, patch: int = 2, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)):
-        super().__init__(
-            nn.Identity(),
-            name="pixels",
-            width=image * image,
-            patch=patch,
-            image=image,
-            mean=mean,
-            std=std,
-            has_class_token=True,
-            device=CPU,
-        )
+        self.model, self.name, self.device, self.has_class_token = nn.Identity(), "pixels", CPU, True
+        self.width, self.patch, self.image, self.mean, self.std = image * image, patch, image, list(mean), list(std)
         self.seen = 0
 
     def tokens(self, images_BCHW):
@@ -38,17 +29,8 @@ class Colours(Backbone):
     """Patch tokens are the mean colours of the patches."""
 
     def __init__(self, patch: int = 4):
-        super().__init__(
-            nn.Identity(),
-            name="colours",
-            width=3,
-            patch=patch,
-            image=16,
-            mean=(0.5, 0.5, 0.5),
-            std=(0.25, 0.25, 0.25),
-            has_class_token=False,
-            device=CPU,
-        )
+        self.model, self.name, self.device, self.has_class_token = nn.Identity(), "colours", CPU, False
+        self.width, self.patch, self.image, self.mean, self.std = 3, patch, 16, [0.5] * 3, [0.25] * 3
 
     def tokens(self, images_BCHW):
         patches_BPD = torch.nn.functional.avg_pool2d(images_BCHW, self.patch).flatten(2).transpose(1, 2)

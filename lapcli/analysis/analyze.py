@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lapcli.analysis.analyzed_models import AnalyzedModel, weights_note
-from lapcli.analysis.drawing import FigureFormat, labels, save_figure
-from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable, Settings
+from lapcli.analysis.analyzed_models import AnalyzedModel
+from lapcli.analysis.drawing import FORMS, labels, save_figure
+from lapcli.analysis.measurement import CONDITIONS, LayerResult, Measurement, NotApplicable, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
@@ -110,7 +110,9 @@ def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], setting
             raise UsageError(f"{name} does not apply to models of {kinds}; these do: {', '.join(possible)}")
     analyses = {name: Analysis(MEASUREMENTS[name], settings) for name in names}
     for model in models:
-        print(weights_note(model), file=sys.stderr, flush=True)
+        step = "" if model.step is None else f", step {model.step}"
+        sha256 = "" if model.weights_sha256 is None else f", sha256 {model.weights_sha256}"
+        print(f"{model.path or model.name}: {model.weights} weights{step}{sha256}", file=sys.stderr, flush=True)
         for name, result in _measure(names, model, settings, skip=what is None).items():
             analyses[name].runs.append(result)
     for analysis in analyses.values():
@@ -133,8 +135,9 @@ def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, ski
             print(f"left out: {error}", file=sys.stderr, flush=True)
             continue
         accumulators[name] = {layer: measurement.listen(capture, layer) for layer in measurement.layers}
-    with shown_progress() as progress:
-        capture.run(examples.batches(), lambda done: progress(f"analysing {model.name}", done, len(examples)))
+    if any(MEASUREMENTS[name].reads_tokens for name in accumulators):
+        with shown_progress() as progress:
+            capture.run(examples.batches(), lambda done: progress(f"analysing {model.name}", done, len(examples)))
     return {
         name: ModelResult(
             model,
@@ -156,29 +159,23 @@ def _none_if_nan(value: float) -> float | None:
     return value if value == value else None
 
 
-def write_analysis(analysis: Analysis, folder: Path, figure_format: FigureFormat | None = None) -> list[Path]:
+def write_analysis(analysis: Analysis, folder: Path, forms: Sequence[str] = FORMS[:2]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{analysis.what}.json", analysis.to_dict())
     write_text(folder / f"{analysis.what}.csv", to_csv(analysis))
     for measured in analysis.runs:
         if measured.model.path is not None and measured.model.weights == "trained":
             add_rows(read_run(measured.model.path), _rows(analysis, measured))
-    return [
-        folder / f"{analysis.what}.json",
-        folder / f"{analysis.what}.csv",
-        *save_figure(analysis, folder, figure_format),
-    ]
+    return [*(folder / f"{analysis.what}.{form}" for form in ("json", "csv")), *save_figure(analysis, folder, forms)]
 
 
 def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
     """Return the values of all layers as rows of results; series and points stay in the files of the analysis."""
     settings, measurement = analysis.settings, analysis.measurement
-    subject = dict(settings.subject)
-    options = [option for option in measurement.options if option.is_condition]
     known: dict[str, Any] = {
-        "conditions": {o.name: settings[o] for o in options if settings[o] not in (None, o.default)},
+        "conditions": settings.only(measurement.options).given(*CONDITIONS),
         "n": measured.sequences,
-        "limit": subject.get("limit"),
+        "limit": settings.subject.get("limit"),
         "split": measured.split,
         "step": measured.model.step,
         "weights_sha256": measured.model.weights_sha256,

@@ -1,5 +1,6 @@
 """The models that are analysed: those of runs, the same models untrained, and stock timm models, each with its data."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 
 from lapcli.analysis.examples import DataOrigin, Examples, ImageExamples, TextExamples
-from lapcli.analysis.selection import Selection
 from lapcli.data.cache import digest
 from lapcli.data.images.loader import count_workers
 from lapcli.data.images.sources import open_images
@@ -24,10 +24,25 @@ from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.ranks import pick_device
+from lapcli.same_recipe import whole_recipe
 
 SEQUENCES = 512  # of text, without --limit
 IMAGES_AT_ONCE = 64
 STOCK_GIVES = frozenset({CLASSES, FEATURES})  # of timm's models, with their classifier
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Models and data as the command line names them."""
+
+    models: Sequence[str] = ()  # timm:NAME
+    init: bool = False
+    checkpoint: str = "last"
+    data: str | None = None
+    split: str = "validation"
+    limit: int | None = None
+    batch: int | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,11 +57,7 @@ class AnalyzedModel:
     gives: frozenset[str]  # what measurements may need of it
     open: Callable[[], "OpenedModel"]
     path: Path | None = None  # of the run
-
-    @property
-    def label_name(self) -> str:
-        """The meaning of the label of an example or a token."""
-        return "next token" if LANGUAGE in self.gives else "class"
+    recipe: str | None = None  # the same for runs that differ in their seeds alone
 
 
 def results_folder(models: Sequence[AnalyzedModel], runs_dir: Path) -> Path:
@@ -106,6 +117,7 @@ def _model_of_run(run: Run, selection: Selection, trained: bool) -> AnalyzedMode
         run.recipe.gives,
         open_,
         run.path,
+        json.dumps(whole_recipe(run).keys, sort_keys=True, default=str),
     )
 
 
@@ -179,9 +191,3 @@ def _stock(name: str, selection: Selection) -> AnalyzedModel:
 
     weights = "untrained" if selection.init else "pretrained"
     return AnalyzedModel(name.removeprefix(TIMM), weights, None, None, "classification", STOCK_GIVES, open_)
-
-
-def weights_note(model: AnalyzedModel) -> str:
-    step = "" if model.step is None else f", step {model.step}"
-    sha256 = "" if model.weights_sha256 is None else f", sha256 {model.weights_sha256}"
-    return f"{model.path or model.name}: {model.weights} weights{step}{sha256}"

@@ -1,16 +1,16 @@
-"""Shared parts of the measurements' figures: style, colours, labels of runs, common panels, and saving.
+"""Shared parts of the measurements' figures: style, lines of runs with their labels, common panels, and saving.
 
-Runs are labelled by their number of Laplacian heads and ordered by it: `3 Laplacian` and the model's name in legends,
-`3L` where there is no room. Colours are steps of one scale that is monotonic in brightness, and lines differ in their
-markers too, so that they can be told apart in print and by colour-blind readers. matplotlib is imported inside
-functions, because the declarations of measurements import this module.
+Runs are labelled by their number of Laplacian heads, `3L`, and ordered by it. Runs that differ in their seeds alone are
+one line or bar, whose error bars are the standard deviation over the seeds. Colours are steps of one scale that is
+monotonic in brightness, and lines differ in their markers too, so that they can be told apart in print and by
+colour-blind readers. matplotlib is imported inside functions, because the declarations of measurements import this
+module.
 """
 
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,6 @@ STYLE: Any = {
     "pdf.fonttype": 42,  # text that can be searched and edited
 }
 MARKERS = "osD^vP*Xph"
-LINES = ("-", "--", "-.", ":")
 #: The colours of Okabe and Ito, for classes and shares, which have no order.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000", "#999999", "#7F3C8D")
 
@@ -48,24 +47,6 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 FORMS = ("png", "svg", "pdf")
 #: Metadata without a date, so that the same figure gives the same file.
 UNDATED: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
-
-
-@dataclass(frozen=True)
-class FigureFormat:
-    """How figures are written: size in inches, resolution, and file formats."""
-
-    size: tuple[float, float] | None = None
-    dpi: int = 160
-    forms: tuple[str, ...] = ("png", "svg")
-
-
-def size_of(text: str) -> tuple[float, float]:
-    """Parse width and height in inches from `6x4`."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*[xX,]\s*(\d+(?:\.\d+)?)\s*", text)
-    size = (float(match[1]), float(match[2])) if match else (0.0, 0.0)
-    if not all(1 <= side <= 50 for side in size):
-        raise UsageError(f"--size {text[:40]!r}: expected width x height in inches, each from 1 to 50, as in 6x4")
-    return size
 
 
 def forms_of(text: str) -> tuple[str, ...]:
@@ -77,23 +58,18 @@ def forms_of(text: str) -> tuple[str, ...]:
     return forms
 
 
-def save_figure(analysis: Analysis, folder: Path, figure_format: FigureFormat | None = None) -> list[Path]:
+def save_figure(analysis: Analysis, folder: Path, forms: Sequence[str] = FORMS[:2]) -> list[Path]:
     """Write the figure in each format and return the paths; an empty list if there is nothing to show."""
     import matplotlib as mpl
-
-    figure_format = figure_format or FigureFormat()
 
     with mpl.rc_context(STYLE):
         figure = analysis.measurement.draw(analysis)
         if figure is None:
             return []
-        if figure_format.size is not None:
-            figure.set_size_inches(*figure_format.size)
-        paths = [folder / f"{analysis.what}.{form}" for form in figure_format.forms]
-        for path in paths:
-            cut = "tight" if figure_format.size is None else None  # a requested size is not cropped
-            content, form = io.BytesIO(), path.suffix[1:]
-            figure.savefig(content, format=form, bbox_inches=cut, dpi=figure_format.dpi, metadata=UNDATED.get(form))
+        paths = [folder / f"{analysis.what}.{form}" for form in forms]
+        for path, form in zip(paths, forms, strict=True):
+            content = io.BytesIO()
+            figure.savefig(content, format=form, bbox_inches="tight", dpi=160, metadata=UNDATED.get(form))
             write_bytes(path, content.getvalue())
     return paths
 
@@ -108,6 +84,7 @@ def panels(columns: int, rows: int = 1, width: float = 3.6, height: float = 2.9)
 
 
 _MOST_NAMED = 3  # operators in a label; more would make the legend wider than its figure
+_LONGEST = 30  # characters of a run's name in a label
 
 
 def labels(runs: Sequence[ModelResult]) -> list[str]:
@@ -124,32 +101,69 @@ def labels(runs: Sequence[ModelResult]) -> list[str]:
         if len(set(run.plan.layers)) > 1:
             text += " on average"
         plain.append(text if run.model.weights != "untrained" else f"{text}, untrained")
-    return [
-        text if plain.count(text) == 1 else f"{text} ({run.model.name})" for text, run in zip(plain, runs, strict=True)
-    ]
+    names = [run.model.name for run in runs]
+    return [text if plain.count(text) == 1 else f"{text} ({name})" for text, name in zip(plain, names, strict=True)]
 
 
-_LONGEST = 30  # characters of a model's name in a legend
+def titles(runs: Sequence[ModelResult]) -> list[str]:
+    """Return the labels for narrow panels: the names of runs are shortened, on a line of their own."""
+    return [_shown(label).replace(" (", "\n(") for label in labels(runs)]
 
 
-def legend_labels(runs: Sequence[ModelResult]) -> list[str]:
-    """Return labels of head plan and model, such as `3 Laplacian: vit_digits_3L`."""
-    named = []
-    for run, label in zip(runs, long_labels(runs), strict=True):
-        name = run.model.name
-        short = name if len(name) <= _LONGEST else f"{name[:14]}...{name[-13:]}"
-        named.append(f"{label}: {short}".replace("$", r"\$"))  # else matplotlib reads mathematics
-    return named
+def _shown(label: str) -> str:
+    text, bracket, name = label.partition(" (")
+    name = name if len(name) <= _LONGEST else f"{name[:14]}...{name[-14:]}"
+    return (text + bracket + name).replace("$", r"\$")  # else matplotlib reads mathematics
 
 
-def long_labels(runs: Sequence[ModelResult]) -> list[str]:
-    """Return long labels such as `3 Laplacian` and `3 Laplacian, untrained`."""
-    return [re.sub(r"^([\d.]+)L", r"\1 Laplacian", label.split(" (")[0]) for label in labels(runs)]
+@dataclass
+class Line:
+    """The runs that are one line or one bar: those that differ in their seeds alone."""
+
+    label: str
+    runs: list[ModelResult]
+    style: dict[str, Any]  # colour, line and marker; untrained models are grey
+
+    def over_seeds(self, value: Callable[[ModelResult], Any]) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the mean and the standard deviation over the seeds; None for one seed."""
+        values = np.array([value(run) for run in self.runs], dtype=float)  # None is NaN
+        return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else None
+
+    def at_first_layer(self, name: str) -> tuple[float, float]:
+        """Return mean and deviation of a value at the first layer that was measured; the latter is NaN for one seed."""
+        mean, std = self.over_seeds(lambda run: next(iter(run.layers.values())).values[name])
+        return float(mean), float("nan") if std is None else float(std)
 
 
-def title_labels(runs: Sequence[ModelResult]) -> list[str]:
-    """Return titles such as `3 Laplacian`, with the run's name below if two runs would have the same title."""
-    return [re.sub(r"^([\d.]+)L", r"\1 Laplacian", label).replace(" (", "\n(") for label in labels(runs)]
+def lines_of(runs: Sequence[ModelResult]) -> list[Line]:
+    import matplotlib as mpl
+
+    alike: dict[Any, list[ModelResult]] = {}
+    for run in runs:
+        model = run.model
+        alike.setdefault((model.recipe or model.name, model.weights, tuple(run.layers)), []).append(run)
+    groups = list(alike.values())
+    trained = [group for group in groups if group[0].model.weights != "untrained"]
+    steps = iter(np.linspace(0.0, 0.82, max(len(trained), 2)))  # the bright end of viridis is hard to see on white
+    lines = []
+    for place, (group, label) in enumerate(zip(groups, labels([group[0] for group in groups]), strict=True)):
+        style = {"color": "#888888", "linestyle": ("--", "-.", ":")[place % 3], "marker": MARKERS[place % 10]}
+        if group in trained:
+            style |= {"color": mpl.colormaps["viridis"](next(steps)), "linestyle": "-"}
+        seeds = f", {len(group)} seeds" if len(group) > 1 else ""
+        lines.append(Line(_shown(label) + seeds, group, style))
+    return lines
+
+
+def is_one_point(runs: Sequence[ModelResult]) -> bool:
+    """Return whether a figure would be a single bar or point, which the table says as well."""
+    return len(lines_of(runs)) == 1 and len(runs[0].layers) == 1
+
+
+def legend_title(runs: Sequence[ModelResult]) -> str:
+    heads = {run.plan.heads for run in runs}
+    what = "Heads by operator" if not all(run.plan.is_laplacian for run in runs) else "Laplacian heads (L)"
+    return f"{what}\nof {heads.pop()} in a layer" if len(heads) == 1 else f"{what} in a layer"
 
 
 def show_at_least(axes: Any, share: float = 0.1) -> None:
@@ -162,42 +176,15 @@ def show_at_least(axes: Any, share: float = 0.1) -> None:
         axes.set_ylim(low - missing / 2, high + missing / 2)
 
 
-def legend_title(runs: Sequence[ModelResult]) -> str:
-    heads = {run.plan.heads for run in runs}
-    what = "Heads by operator" if not all(run.plan.is_laplacian for run in runs) else "Laplacian heads"
-    return f"{what}\n(of {heads.pop()} in a layer)" if len(heads) == 1 else f"{what} in a layer"
-
-
-def styles(runs: Sequence[ModelResult]) -> list[dict[str, Any]]:
-    """Return colour, line and marker of each run; untrained models are grey."""
-    import matplotlib as mpl
-
-    trained = [run for run in runs if run.model.weights != "untrained"]
-    steps = np.linspace(0.0, 0.82, max(len(trained), 2))  # the bright end of viridis is hard to see on white
-    styles: list[dict[str, Any]] = []
-    for index, run in enumerate(runs):
-        if run.model.weights == "untrained":
-            styles.append({"color": "#888888", "linestyle": LINES[index % 3 + 1], "marker": MARKERS[index % 10]})
-        else:
-            place = steps[trained.index(run)]
-            styles.append({"color": mpl.colormaps["viridis"](place), "linestyle": "-", "marker": MARKERS[index % 10]})
-    return styles
-
-
 def number_or_nan(value: float | int | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def first_layer_values(runs: Sequence[ModelResult], name: str) -> list[float]:
-    """Return one value per run, at the first layer that was measured."""
-    return [number_or_nan(next(iter(run.layers.values())).values[name]) for run in runs]
-
-
 def plot_by_layer(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
-    """Plot a value against the layer, one line for each run."""
-    for run, style, label in zip(runs, styles(runs), legend_labels(runs), strict=True):
-        layers = list(run.layers)
-        axes.plot(layers, [number_or_nan(run.layers[layer].values[name]) for layer in layers], label=label, **style)
+    """Plot a value against the layer, one line for each recipe."""
+    for line in lines_of(runs):
+        mean, std = line.over_seeds(lambda run: [result.values[name] for result in run.layers.values()])
+        axes.errorbar(list(line.runs[0].layers), mean, yerr=std, capsize=3, label=line.label, **line.style)
     show_at_least(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("layer (0: first block)")
@@ -205,8 +192,7 @@ def plot_by_layer(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
 
 def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figure:
     """Draw a figure with one panel: a value against the layer."""
-    longest = max(map(len, legend_labels(runs)))
-    figure, ((axes,),) = panels(1, width=max(4.6, 3.2 + 0.075 * longest), height=3.0)  # the legend stands beside it
+    figure, ((axes,),) = panels(1, width=5.6, height=3.0)
     plot_by_layer(axes, runs, name)
     axes.set_ylabel(label)
     axes.legend(title=legend_title(runs), loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -221,7 +207,7 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str], m
     present = dict.fromkeys(
         name for run in runs for each in run.layers.values() for name in each.words.get("operators", [])
     )
-    for number, (row, run, label) in enumerate(zip(axes_RC, runs, title_labels(runs), strict=True)):
+    for number, (row, run, label) in enumerate(zip(axes_RC, runs, titles(runs), strict=True)):
         for panel, (name, title) in zip(row, quantities.items(), strict=True):
             for place, operator in enumerate(present):
                 points = [
@@ -243,6 +229,10 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str], m
     for column in axes_RC.T:  # one range for all runs, so that they can be compared
         lows, highs = zip(*(panel.get_ylim() for panel in column), strict=True)
         for panel in column:
+            if max(map(abs, (*lows, *highs))) > 4:  # one far value would hide all others
+                panel.set_yscale("symlog", linthresh=0.1)
+            if min(lows) < 0 < max(highs):
+                panel.axhline(0, color="#888888", linewidth=0.8)
             panel.set_ylim(min(lows), max(highs))
     handles, names = axes_RC[0][0].get_legend_handles_labels()
     figure.legend(
@@ -251,29 +241,25 @@ def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str], m
     return figure
 
 
-def name_runs(axes: Any, runs: Sequence[ModelResult]) -> None:
-    """Name runs along the horizontal axis; long labels take two lines, and many long labels are rotated.
-
-    With more than three runs there is no room for the word "Laplacian", and only the axis title says what is counted.
-    """
-    shown = [re.sub(r"^([\d.]+)L\b", r"\1", label) for label in labels(runs)]
-    shown = [label.replace(", ", "\n").replace(" (", "\n(") for label in shown]
-    if len(runs) <= 3 and all("(" not in label for label in shown):
-        shown = [label.replace(" Laplacian", "\nLaplacian").replace(", ", "\n") for label in long_labels(runs)]
+def name_lines(axes: Any, lines: Sequence[Line]) -> None:
+    """Name lines along the horizontal axis; many long labels are rotated."""
+    shown = [line.label.replace(", ", "\n").replace(" (", "\n(") for line in lines]
     long = max(max(map(len, label.split("\n"))) for label in shown) > 9
-    axes.set_xticks(range(len(runs)), shown, fontsize=7 if long else 9, rotation=90 if long and len(runs) > 3 else 0)
-    axes.set_xlabel("Laplacian heads in a layer")
+    axes.set_xticks(range(len(lines)), shown, fontsize=7 if long else 9, rotation=90 if long and len(lines) > 3 else 0)
+    axes.set_xlabel("Laplacian heads (L) in a layer")
 
 
-def plot_bars(axes: Any, runs: Sequence[ModelResult], values: Sequence[float]) -> None:
-    """Draw one bar for each run, with its value above it."""
-    for place, (value, style) in enumerate(zip(values, styles(runs), strict=True)):
-        # `styles` gives a solid line to trained models only, so that bars of untrained ones are hatched.
-        axes.bar(place, value, width=0.62, color=style["color"], hatch="//" if style["linestyle"] != "-" else None)
-        if np.isfinite(value):
-            axes.annotate(
-                f"{value:.1f}", (place, value), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=8
-            )
-    name_runs(axes, runs)
+def plot_bars(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
+    """Draw one bar for each recipe, with its value above it."""
+    lines = lines_of(runs)
+    for place, line in enumerate(lines):
+        mean, std = line.at_first_layer(name)
+        # Trained models alone have a solid line; bars of untrained ones are hatched.
+        hatch = "//" if line.style["linestyle"] != "-" else None
+        axes.bar(place, mean, yerr=std, width=0.62, color=line.style["color"], hatch=hatch, capsize=4)
+        if np.isfinite(mean):
+            top = mean + np.nan_to_num(std)
+            axes.text(place, top, f"{mean:.1f}", ha="center", va="bottom", fontsize=8)
+    name_lines(axes, lines)
     axes.grid(axis="x", visible=False)
     axes.margins(y=0.12)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -54,57 +55,36 @@ class TokenAccumulator(Accumulator, Protocol):
 
 
 @dataclass(frozen=True)
-class Option:
-    """An option of a measurement, from which `lap analyze` makes an option of the command line."""
-
-    name: str  # in the settings and in the JSON output
-    flag: str
-    type: Any  # of one value: str, int, bool, Path, a Literal; `| None` where the default is None
-    default: Any
-    help: str
-    metavar: str | None = None
-    minimum: int | None = None
-    is_repeatable: bool = False  # its value is a tuple
-    is_condition: bool = True  # reports do not compare numbers that were measured with different values of it
-
-
-LAYER = Option(
-    "layer", "--layer", str | None, None, "last, all, 3, 0,5,11 or 6-11; from 0, -1 is the last.", is_condition=False
-)
-TOKENS = Option("tokens", "--tokens", Literal["all", "patch", "class"], "all", "Which tokens of an image.")
-NORM = Option("norm", "--norm", Literal["before", "after"] | None, None, "Before or after the model's last norm.")
-CLASSES = Option(
-    "classes",
-    "--classes",
-    str | None,
-    None,
-    "Names or numbers of classes to show.",
-    metavar="A,B,C",
-    is_condition=False,
-)
-
-
-@dataclass(frozen=True)
 class Settings:
-    """The values of options; an option without a value has its default."""
+    """How to measure: the options of `lap analyze` that a measurement can take, by name."""
 
-    values: Mapping[Option, Any] = field(default_factory=dict)
+    layer: str | None = None  # None: the measurement's `default_layers`
+    tokens: Literal["all", "patch", "class"] = "all"
+    norm: Literal["before", "after"] | None = None  # None: the measurement's `default_norm`
+    classes: str | None = None
+    image: Sequence[Path] = ()
     seed: int = 0
     subject: Mapping[str, Any] = field(default_factory=dict)  # checkpoint, data, split and limit, unless the default
 
     @property
     def variant(self) -> str:
         """A folder name that tells results of other settings apart; empty for the default ones."""
-        changed = {o.name: v for o, v in self.values.items() if v != o.default and (o.is_condition or o is LAYER)}
-        words = [f"{name}-{value}" for name, value in {**changed, **self.subject}.items()]
+        words = [f"{name}-{value}" for name, value in {**self.given("layer", *CONDITIONS), **self.subject}.items()]
         plain = [word if re.fullmatch(r"[\w.,-]{1,40}", word) else digest(word)[:8] for word in words]
         return "_".join(plain)
 
-    def __getitem__(self, option: Option) -> Any:
-        return self.values.get(option, option.default)
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return those of these options that do not have their default value."""
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
-    def only(self, options: Sequence[Option]) -> Settings:
-        return Settings({option: self[option] for option in options}, self.seed, self.subject)
+    def only(self, names: Sequence[str]) -> Settings:
+        """Return the settings with the default for every option that is not among `names`."""
+        return replace(self, **{name: default for name, default in DEFAULTS.items() if name not in names})
+
+
+DEFAULTS: dict[str, Any] = {name: getattr(Settings(), name) for name in ("layer", "tokens", "norm", "classes", "image")}
+CONDITIONS = ("tokens", "norm")  # reports do not compare numbers that were measured with different values of them
 
 
 class NotApplicable(UsageError):
@@ -114,22 +94,23 @@ class NotApplicable(UsageError):
 class Measurement:
     """A measurement: a subclass declares it, an instance measures one model.
 
-    `lap analyze NAME` shows `help` and takes `options`; `definition` goes to the output. The measurement is for models
-    that give all of `needs` (the names in `recipe/schema.py`). Without --layer it measures `default_layers` (last,
-    all or spread); without --norm it takes tokens before or after the model's last norm, as `default_norm` says.
-    `columns` are the values in the table of the terminal, with their headings. `counts` are values that describe the
-    data and not the model; reports leave them out. `order` is its place in lists.
+    `lap analyze NAME` takes those of the `Settings` that `options` names; `definition` goes to the output. The
+    measurement is for models that give all of `needs` (the names in `recipe/schema.py`). Without --layer it measures
+    `default_layers` (last, all or spread); without --norm it takes tokens before or after the model's last norm, as
+    `default_norm` says. `columns` are the values in the table of the terminal, with their headings. `counts` are values
+    that describe the data and not the model; reports leave them out. `order` is its place in lists.
     """
 
     name: ClassVar[str]
     help: ClassVar[str]
     definition: ClassVar[str]
-    options: ClassVar[tuple[Option, ...]] = (LAYER, TOKENS, NORM)
+    options: ClassVar[tuple[str, ...]] = ("layer", "tokens", "norm")
     needs: ClassVar[frozenset[str]] = frozenset()
     default_layers: ClassVar[str] = "last"
-    default_norm: ClassVar[str] = "before"
+    default_norm: ClassVar[Literal["before", "after"]] = "before"
     columns: ClassVar[Mapping[str, str]]
     counts: ClassVar[frozenset[str]] = frozenset()
+    reads_tokens: ClassVar[bool] = True  # else the weights alone, without a forward
     order: ClassVar[int] = 100
 
     def __init_subclass__(cls) -> None:
@@ -142,12 +123,10 @@ class Measurement:
         """Raise NotApplicable or UsageError where the model, its data or the settings do not allow the measurement."""
         # `all` takes the options of all measurements; those that this one does not declare mean nothing to it.
         self.model, self.settings = model, settings.only(self.options)
-        self.layers = chosen_layers(self.settings[LAYER], self.default_layers, model.anatomy.layers)
-        tokens = self.settings[TOKENS]
-        if tokens != "all" and model.anatomy.prefix_tokens == 0:
-            raise UsageError(f"--tokens {tokens}: this model has no class token, only plain tokens; use --tokens all")
-        if tokens == "class" and not model.anatomy.has_class_token:
-            raise UsageError("--tokens class: this model has no class token; use --tokens all or patch")
+        self.layers = chosen_layers(self.settings.layer, self.default_layers, model.anatomy.layers)
+        tokens, anatomy = self.settings.tokens, model.anatomy
+        if tokens != "all" and not (anatomy.has_class_token if tokens == "class" else anatomy.prefix_tokens):
+            raise UsageError(f"--tokens {tokens}: this model has no class token; use --tokens all")
 
     def listen(self, capture: Capture, layer: int) -> Accumulator:
         """Add listeners for one layer; the accumulator's `result` is called after the capture has run."""
@@ -165,10 +144,6 @@ class Measurement:
         raise NotImplementedError
 
     @classmethod
-    def check_options(cls, settings: Settings) -> None:
-        """Raise UsageError for values that can be refused before a model is opened; must not import torch."""
-
-    @classmethod
     def shown_columns(cls, values: Mapping[str, Value]) -> dict[str, str]:
         """Return the columns of the terminal's table for a result with these values; the files hold all values."""
         return {name: heading for name, heading in cls.columns.items() if name in values}
@@ -176,22 +151,21 @@ class Measurement:
     @classmethod
     def described_settings(cls, settings: Settings) -> dict[str, Any]:
         """Return the values of the measurement's options, for the output."""
-        values = {option.name: _plain(settings[option]) for option in cls.options}
-        if "layer" in values:
-            values["layer"] = values["layer"] or cls.default_layers
-        if "norm" in values:
-            values["norm"] = values.pop("norm") or cls.default_norm
+        values = {name: getattr(settings, name) for name in cls.options}
+        defaults = {"layer": cls.default_layers, "norm": cls.default_norm}
+        values |= {name: values[name] or default for name, default in defaults.items() if name in values}
+        values |= {name: [str(item) for item in value] for name, value in values.items() if isinstance(value, tuple)}
         return {**values, "seed": settings.seed, **settings.subject}
 
     @property
     def norm(self) -> str:
-        return self.settings[NORM] or self.default_norm
+        return self.settings.norm or self.default_norm
 
     def site(self, layer: int) -> Site:
         """Return the output of a block, as --tokens and --norm choose it."""
         from lapcli.measures.capture import Site
 
-        return Site(layer, "output", self.settings[TOKENS], self.norm)
+        return Site(layer, "output", self.settings.tokens, self.norm)
 
     def classifier_CD(self) -> np.ndarray:
         """Return the weights of the model's classifier, one row for each class of the data."""
@@ -227,7 +201,3 @@ def chosen_layers(text: str | None, default: str, layers: int) -> list[int]:
             raise UsageError(f"--layer {part.strip()}: the model has layers 0 to {layers - 1}")
         chosen.update(range(low, high + 1))
     return sorted(chosen)
-
-
-def _plain(value: Any) -> Any:
-    return [str(item) for item in value] if isinstance(value, tuple) else value

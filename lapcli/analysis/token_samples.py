@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lapcli.analysis.drawing import COLOURS, MARKERS
-from lapcli.analysis.measurement import CLASSES, LayerResult, Settings
+from lapcli.analysis.drawing import COLOURS, MARKERS, panels
+from lapcli.analysis.measurement import LayerResult, Settings
+from lapcli.recipe.schema import LANGUAGE
 from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from lapcli.analysis.analyze import ModelResult
     from lapcli.analysis.examples import Examples
 
-POINTS = 2000
+POINTS = 2000  # in a sample
+DRAWN = 900  # at most, in a panel
 
 
 class TokenSample:
@@ -58,7 +60,7 @@ class TokenSample:
 
 def chosen_classes(settings: Settings, examples: Examples, count: int) -> list[int]:
     """Return the classes of --classes, else `count` of the data: drawn by seed, or the most frequent tokens."""
-    names, given = examples.classes, settings[CLASSES]
+    names, given = examples.classes, settings.classes
     if given is None:
         counts = examples.class_counts()
         if examples.by_token:
@@ -82,34 +84,38 @@ def chosen_classes(settings: Settings, examples: Examples, count: int) -> list[i
     return chosen
 
 
-def classes_in_order(runs: Sequence[ModelResult]) -> list[int]:
-    """Return the classes that occur in any sample, sorted, so that each has the same colour in all panels."""
-    seen = [result.points["class"] for run in runs for result in run.layers.values() if "class" in result.points]
-    return sorted(int(label) for label in np.unique(np.concatenate(seen))) if seen else []
+def scatter(
+    shown: Sequence[tuple[str, ModelResult, LayerResult]], columns: int
+) -> tuple[Figure | None, list[tuple[Any, LayerResult]]]:
+    """Draw a panel for each result that has points, with its title; return the figure and the panels of the results.
 
-
-def scatter(axes: Any, result: LayerResult, order: list[int], names: Sequence[str]) -> None:
-    """Plot points in the colour and marker of their class."""
-    places, classes = result.points["place"], result.points["class"]
-    for number, label in enumerate(order):
-        points = places[classes == label]
-        axes.scatter(
-            points[:, 0],
-            points[:, 1],
-            s=9,
-            marker=MARKERS[number % len(MARKERS)],
-            color=COLOURS[number % len(COLOURS)],
-            alpha=0.6,
-            linewidth=0,
-            label=names[label],
-            # As vectors, thousands of points in each panel would make SVG and PDF files large.
-            rasterized=True,
-        )
-
-
-def class_legend(figure: Figure, panel: Any, title: str) -> None:
-    handles, names = panel.get_legend_handles_labels()
-    legend = figure.legend(handles, names, loc="outside right center", title=title, markerscale=1.8)
-    for handle in legend.legend_handles:
-        if handle is not None:
-            handle.set_alpha(1.0)
+    Points are thinned, so that dense classes do not hide the others; large markers are the means of the classes.
+    """
+    shown = [each for each in shown if "place" in each[2].points]
+    if not shown:
+        return None, []
+    order = np.unique(np.concatenate([result.points["class"] for _, _, result in shown]))  # one colour in all panels
+    side = max(3.0, 6.0 / columns)  # of a panel: at least 900 pixels for the figure
+    figure, axes_RC = panels(columns, -(-len(shown) // columns), width=side, height=side)
+    drawn = []
+    for panel, (title, run, result) in zip(axes_RC.flat, shown, strict=False):
+        for number, label in enumerate(order):
+            points = result.points["place"][result.points["class"] == label]
+            if not len(points):
+                continue
+            marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
+            style = {"marker": marker, "color": colour, "linewidth": 0}
+            x, y = points[: DRAWN // len(order)].T
+            # As vectors, thousands of points would make SVG and PDF files large.
+            panel.scatter(x, y, s=12, alpha=0.45, rasterized=True, **style)
+            style |= {"linewidth": 1.0, "edgecolor": "white", "label": run.class_names[int(label)]}
+            panel.scatter(*points.mean(axis=0), s=90, zorder=3, **style)
+        panel.set_title(title)
+        drawn.append((panel, result))
+    for panel in axes_RC.flat[len(shown) :]:
+        panel.axis("off")
+    named = (zip(*panel.get_legend_handles_labels(), strict=True) for panel, _ in drawn)
+    entries = {name: handle for pairs in named for handle, name in pairs}
+    title = "next token" if LANGUAGE in shown[0][1].model.gives else "class"
+    figure.legend(list(entries.values()), list(entries), loc="outside right center", title=f"{title}\n(large: mean)")
+    return figure, drawn

@@ -115,7 +115,6 @@ def size_of(folder: Path) -> int:
 
 def describe(run: Run) -> dict[str, Any]:
     """Return everything that `lap runs show` prints: run.json, recipe, results, checkpoints and sizes."""
-    parts = {part.name: size_of(part) for part in sorted(run.path.iterdir()) if part.is_dir()}
     summary, model = summary_of(run), getattr(run.recipe, "model", None)
     return {
         **summary,
@@ -124,7 +123,6 @@ def describe(run: Run) -> dict[str, Any]:
         "names_operators": isinstance(model, TransformerModel) and not model.head_plan().is_laplacian,
         "checkpoints": sorted(folder.name for folder in run.checkpoints.glob("step-*")),
         "results": scores_of(run),
-        "sizes": {**parts, "other": summary["bytes"] - sum(parts.values())},
         "recipe": recipe_to_dict(run.recipe),
     }
 

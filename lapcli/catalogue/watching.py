@@ -1,6 +1,5 @@
 """Runs while they train: the status of each, and the curves of several in one plot for the terminal."""
 
-import itertools
 import math
 import shutil
 import textwrap
@@ -10,16 +9,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lapcli.catalogue.listing import is_of_a_sweep, list_runs, matching_runs
+from lapcli.catalogue.listing import list_runs, matching_runs
 from lapcli.runs import METRICS, read_info, status_of
 from lapcli.runtime.environment import require_extra
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.tables import fitted
 from lapcli.training.metrics import read_metrics
 
-LETTERS = "abcdefgh"  # one for each run in a picture; more runs become a table
+LETTERS = "abcdefgh"  # one for each run in a picture
 _SHOWN = ("loss", "lr", "tokens_per_second", "images_per_second")
-_UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -75,20 +72,14 @@ def read_watched_run(path: Path, metric: str) -> WatchedRun:
 
 
 def screen(seen: Sequence[WatchedRun], metric: str) -> str:
-    """Return a picture with one line of text for each run; for sweeps and many runs, a table."""
+    """Return a picture, unless there are too many runs for one, and a line of text for each run."""
     width, height = shutil.get_terminal_size()
-    if len(seen) > len(LETTERS) or (len(seen) > 1 and all(is_of_a_sweep(run.path) for run in seen)):
-        rows = [
-            (run.name, f"{run.step:,}/{run.steps or '?'}", f"{run.values.get(metric, math.nan):.4g}", run.status)
-            for run in seen
-        ]
-        return "\n".join(fitted([("run", "step", metric, "status"), *rows], width=width))
-    lines = [f"{LETTERS[n]}  {run.line()}" if len(seen) > 1 else run.line() for n, run in enumerate(seen)]
-    # A name stays with its value: parts are separated by two spaces, and single spaces inside them must not wrap.
-    unbroken = (line.replace("  ", "\0").replace(" ", _UNBROKEN).replace("\0", "  ") for line in lines)
-    wrapped = (part for line in unbroken for part in textwrap.wrap(line, width, subsequent_indent="   "))
-    shown = [part.replace(_UNBROKEN, " ") for part in wrapped]
-    return "\n".join([plot_curves(seen, metric, width, max(8, min(24, height - len(shown) - 2))), *shown])
+    is_drawn = len(seen) <= len(LETTERS)
+    letters = [f"{letter}  " if is_drawn and len(seen) > 1 else "" for letter in LETTERS.ljust(len(seen))]
+    lines = [letter + run.line() for letter, run in zip(letters, seen, strict=False)]
+    shown = [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="   ")]
+    height = max(8, min(24, height - len(shown) - 2))
+    return "\n".join([*([plot_curves(seen, metric, width, height)] if is_drawn else []), *shown])
 
 
 def plot_curves(seen: Sequence[WatchedRun], metric: str, width: int, height: int) -> str:
@@ -111,10 +102,4 @@ def plot_curves(seen: Sequence[WatchedRun], metric: str, width: int, height: int
         if len(seen) == 1 and len(points) > 1:
             signal.lines()
         figure.draw(signal)
-    every = [step for run in drawn for step, _ in run.curve]
-    first, last = min(every), max(every)
-    # At most seven ticks, at multiples of 1, 2 or 5 times a power of ten.
-    sizes = (unit * 10**power for power in itertools.count() for unit in (1, 2, 5))
-    size = next(size for size in sizes if (last - first) / size <= 6)
-    figure.ruler("x").ticks(list(range(-(-first // size) * size, last + 1, size)))
     return str(plotext.uncolorize(str(figure.build()))).rstrip("\n")

@@ -1,220 +1,147 @@
 """`lap analyze WHAT`: the paper's measurements and figures, on any model."""
 
-import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
-from typer.main import get_group
+from typer.core import TyperCommand
 
 from lapcli.commands import options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
-
-if TYPE_CHECKING:
-    from lapcli.analysis.measurement import Option, Settings
+from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
   lap analyze all
-  lap analyze spectrum --runs 'vit_digits-*'
+  lap analyze spectrum 'vit_digits-*'
   lap analyze cossim vit_digits --init
   lap analyze features vit_digits --image photo.jpg
 """
 
 ALL = "all"  # every measurement that fits
-#: Options that every measurement has; its other options are declared in its file.
-_SHARED: dict[str, tuple[Any, Any]] = {
-    "names": (
-        Annotated[
-            list[str] | None,
-            typer.Argument(
-                metavar="RUN",
-                autocompletion=options.run_names,
-                help="Names or folders of runs; by default the newest finished one.",
-                show_default=False,
-            ),
-        ],
-        None,
-    ),
-    "run": (
-        Annotated[
-            list[str] | None,
-            typer.Option("--run", autocompletion=options.run_names, help="Another spelling of RUN; repeatable."),
-        ],
-        None,
-    ),
-    "runs": (
-        Annotated[
-            str | None, typer.Option("--runs", metavar="PATTERN", help="All runs whose names match, e.g. 'vit_*'.")
-        ],
-        None,
-    ),
-    "model": (
-        Annotated[
-            list[str] | None, typer.Option("--model", metavar="timm:NAME", help="A stock timm model; repeatable.")
-        ],
-        None,
-    ),
-    "init": (
-        Annotated[
-            bool, typer.Option("--init", help="Also measure each run's model untrained; with --model, only untrained.")
-        ],
-        False,
-    ),
-    "checkpoint": (options.Checkpoint, "last"),
-    "stage": (
-        Annotated[
-            Literal["midtrain", "sft"] | None,
-            typer.Option("--stage", help="Measure this chat stage of the run instead of the run itself."),
-        ],
-        None,
-    ),
-    "data": (Annotated[str | None, typer.Option("--data", help="Data to measure on instead of the run's own.")], None),
-    "split": (
-        Annotated[Literal["validation", "train"], typer.Option("--split", help="Part of the data to measure.")],
-        "validation",
-    ),
-    "limit": (
-        Annotated[
-            int | None,
-            typer.Option("--limit", min=1, help="Sequences or images.", show_default="512 of text, all images"),
-        ],
-        None,
-    ),
-    "batch": (
-        Annotated[int | None, typer.Option("--batch", min=1, help="Sequences or images per forward pass.")],
-        None,
-    ),
-    "seed": (Annotated[int, typer.Option("--seed", min=0, help="Random seed.")], 0),
-    "out": (
-        Annotated[Path | None, typer.Option("--out", help="Folder for the results.", show_default="RUN/analysis")],
-        None,
-    ),
-    "dpi": (options.Dpi, 160),
-    "size": (options.Size, None),
-    "format": (
-        Annotated[str, typer.Option("--format", metavar="png,svg,pdf", help="File formats of the figure.")],
-        "png,svg",
-    ),
-    "runs_dir": (options.RunsDir, None),
-    "as_json": (options.Json, False),
-}
 
 
-class _MeasurementGroup(TyperGroup):
-    """A command for each measurement, added on first use, so that `lap --help` does not import them.
+class WithMeasurements(TyperCommand):
+    """Lists the measurements below the options; `lap --help` does not import them."""
 
-    Help lists the built-in ones; an unknown name is looked up in plugins.
-    """
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        self._add_built_in()
-        return super().list_commands(ctx)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from lapcli.analysis.measurements import MEASUREMENTS
 
-        self._add_built_in()
-        if cmd_name not in self.commands and cmd_name in MEASUREMENTS:
-            self._add([cmd_name])
-        return super().get_command(ctx, cmd_name)
-
-    def _add_built_in(self) -> None:
-        from lapcli.analysis.measurements import MEASUREMENTS
-
-        if not self.commands:
-            self._add([*MEASUREMENTS.built_in(), ALL])
-
-    def _add(self, names: list[str]) -> None:
-        commands = typer.Typer(rich_markup_mode=None)
-        for name in names:
-            _add_command(commands, name)
-        self.commands.update(get_group(commands).commands)
+        with formatter.section("Measurements"):
+            everything = "Everything that fits the run's kind, in one pass over the data."
+            helps = [(name, MEASUREMENTS[name].help) for name in MEASUREMENTS.built_in()]
+            formatter.write_dl([*helps, (ALL, everything)])
+        super().format_epilog(ctx, formatter)
 
 
-app = typer.Typer(
-    cls=_MeasurementGroup,
-    help="Measure the tokens of a run and draw the paper's figures.",
-    epilog=EXAMPLES,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+CLASS = WithMeasurements  # of the command
 
 
-def _add_command(commands: typer.Typer, name: str) -> None:
-    """Add a command with the measurement's own options and those that every measurement has."""
-    from lapcli.analysis.measurements import MEASUREMENTS, built_in_options
-
-    if name == ALL:
-        help, own = "Everything that fits the run's kind, in one pass over the data.", tuple(built_in_options())
-    else:
-        help, own = MEASUREMENTS[name].help, MEASUREMENTS[name].options
-    declared = {option.name: _declaration(option) for option in own} | _SHARED
-
-    def run(**given: Any) -> None:
-        from lapcli.analysis.measurement import Settings
-
-        values = {o: tuple(given[o.name] or ()) if o.is_repeatable else given[o.name] for o in own}
-        subject = {key: given[key] for key in ("checkpoint", "data", "split", "limit") if given[key] != _SHARED[key][1]}
-        _analyze(None if name == ALL else name, Settings(values, given["seed"], subject), given)
-
-    parameters = [
-        inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for parameter, (annotation, default) in declared.items()
-    ]
-    # Typer reads both: the signature for names and defaults, the annotations through `get_type_hints`.
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter: annotation for parameter, (annotation, _) in declared.items()}
-    epilog = f"\b\nExamples:\n  lap analyze {name}\n  lap analyze {name} --runs 'vit_digits-*' --json"
-    commands.command(name, help=help, epilog=epilog)(run)
-
-
-def _declaration(option: "Option") -> tuple[Any, Any]:
-    """Return the annotation and the default that typer needs."""
-    parameter = typer.Option(option.flag, help=option.help, metavar=option.metavar, min=option.minimum)
-    if option.is_repeatable:
-        return Annotated[list[option.type] | None, parameter], None  # type: ignore[name-defined]
-    return Annotated[option.type, parameter], option.default
-
-
-def _analyze(what: str | None, settings: "Settings", given: dict[str, Any]) -> None:
-    """Run the command. `what`: the name of a measurement; None: all that fit."""
-    from lapcli.analysis.drawing import FigureFormat, forms_of, size_of
+def _measurement(name: str) -> str:
     from lapcli.analysis.measurements import MEASUREMENTS
-    from lapcli.analysis.selection import Selection, find_runs
 
-    runs_dir = given["runs_dir"] or default_runs_dir()
-    selection = Selection(
-        runs_dir,
-        (*(given["names"] or ()), *(given["run"] or ())),
-        given["runs"],
-        given["model"] or (),
-        **{name: given[name] for name in ("init", "checkpoint", "stage", "data", "split", "limit", "batch", "seed")},
-    )
-    figure_format = FigureFormat(
-        None if given["size"] is None else size_of(given["size"]), given["dpi"], forms_of(given["format"])
-    )
-    # Before torch is imported: a wrong name is refused within half a second.
-    runs = find_runs(selection)
-    for name in MEASUREMENTS if what is None else [what]:
-        MEASUREMENTS[name].check_options(settings)
+    if name != ALL:
+        MEASUREMENTS[name]  # refuses an unknown name with the nearest one
+    return name
+
+
+def analyze(
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", callback=_measurement, help="A measurement of the list below, or all.")
+    ],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN",
+            autocompletion=options.run_names,
+            help="Names, folders or patterns of runs; by default the newest finished one.",
+            show_default=False,
+        ),
+    ] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option("--run", autocompletion=options.run_names, help="Another spelling of RUN; repeatable."),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", metavar="timm:NAME", help="A stock timm model; repeatable.")
+    ] = None,
+    init: Annotated[
+        bool, typer.Option("--init", help="Also measure each run's model untrained; with --model, only untrained.")
+    ] = False,
+    checkpoint: options.Checkpoint = "last",
+    data: Annotated[str | None, typer.Option("--data", help="Data to measure on instead of the run's own.")] = None,
+    split: Annotated[
+        Literal["validation", "train"], typer.Option("--split", help="Part of the data to measure.")
+    ] = "validation",
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="Sequences or images.", show_default="512 of text, all images"),
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Sequences or images per forward pass.")] = None,
+    layer: Annotated[
+        str | None, typer.Option("--layer", help="last, all, 3, 0,5,11 or 6-11; from 0, -1 is the last.")
+    ] = None,
+    tokens: Annotated[
+        Literal["all", "patch", "class"], typer.Option("--tokens", help="Which tokens of an image.")
+    ] = "all",
+    norm: Annotated[
+        Literal["before", "after"] | None, typer.Option("--norm", help="Before or after the model's last norm.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option("--classes", metavar="A,B,C", help="Names or numbers of classes: simplex and pca.")
+    ] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option("--image", help="An image file, for features; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of what is shown and of --limit.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the results.", show_default="RUN/analysis")
+    ] = None,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="png,svg,pdf", help="File formats of the figure.")
+    ] = "png,svg",
+    runs_dir: options.RunsDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure the tokens of runs and draw the paper's figures."""
+    from lapcli.analysis.drawing import forms_of
+    from lapcli.analysis.measurement import DEFAULTS, Settings
+    from lapcli.analysis.measurements import MEASUREMENTS
+    from lapcli.recipe import OBJECTIVES
+    from lapcli.result_rows import find_paths
+    from lapcli.runs import named_run, newest_run
+
+    # Before torch is imported: a mistake is refused within half a second.
+    for path in image or []:
+        if not path.is_file():
+            raise UsageError(f"--image {path} does not exist; name a file with an image")
+    usual = {"checkpoint": "last", "data": None, "split": "validation", "limit": None}
+    given: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "split": split, "limit": limit}
+    settings = Settings(layer, tokens, norm, classes, tuple(image or ()), seed)
+    if what != ALL and (unused := settings.given(*(DEFAULTS.keys() - set(MEASUREMENTS[what].options)))):
+        raise UsageError(f"--{min(unused)} has no effect for {what}; leave it out")
+    settings = replace(settings, subject={key: value for key, value in given.items() if value != usual[key]})
+    forms, where = forms_of(format_), runs_dir or default_runs_dir()
+    named = [*(names or []), *(run or [])]
+    runs = [named_run(where, str(path)) for path in find_paths(named, where)] if named else []
+    if not named and not model:
+        runs = [newest_run(where, set(OBJECTIVES))]
 
     from lapcli.runtime.progress import say_start
 
     say_start("loading torch and the models")
 
     from lapcli.analysis.analyze import analyze, to_text, write_analysis
-    from lapcli.analysis.analyzed_models import find_models, results_folder
+    from lapcli.analysis.analyzed_models import Selection, find_models, results_folder
 
-    models = find_models(selection, runs)
-    analyses = analyze(None if what is None else [what], models, settings)
-    folder = given["out"] or results_folder(models, runs_dir) / settings.variant
-    written = {analysis.what: write_analysis(analysis, folder, figure_format) for analysis in analyses}
-    if given["as_json"]:
+    models = find_models(Selection(model or (), init, batch=batch, seed=seed, **given), runs)
+    analyses = analyze(None if what == ALL else [what], models, settings)
+    folder = out or results_folder(models, where) / settings.variant
+    written = {analysis.what: write_analysis(analysis, folder, forms) for analysis in analyses}
+    if as_json:
         records = [analysis.to_dict() for analysis in analyses]
-        print(json.dumps(records[0] if what else records, indent=2))
+        print(json.dumps(records if what == ALL else records[0], indent=2))
         return
     print("\n\n".join(to_text(analysis, written[analysis.what]) for analysis in analyses))

@@ -1,20 +1,33 @@
 """`lap fetch RECIPE`: do everything that a run needs the network for, and print the sizes."""
 
 import json
+import re
+from typing import Annotated, Any
+
+import typer
 
 from lapcli.commands import options
+from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import aligned
 
 EXAMPLES = """\b
 Examples:
   lap fetch recipes/gpt561m.yaml
   lap fetch recipes/gpt561m.yaml --data ~/fineweb-edu --json
+  lap fetch recipes/gpt561m.yaml --part 3/8
   lap fetch recipes/chat561m.yaml
 """
 
 
 def fetch(
-    recipe: options.Recipe, set_: options.Set = None, data: options.Data = None, as_json: options.Json = False
+    recipe: options.Recipe,
+    set_: options.Set = None,
+    data: options.Data = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--part", metavar="I/N", help="Tokenise only the i-th of n shares of the text, for array jobs."),
+    ] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Download a recipe's data and tokenise its text, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
 
@@ -23,10 +36,24 @@ def fetch(
 
     loaded = options.load_with_data(recipe, set_, data)
     with shown_progress() as progress:
-        fetched = objective_of(loaded).fetch(loaded, progress)
+        objective: Any = objective_of(loaded)
+        if part is None:
+            fetched = objective.fetch(loaded, progress)
+        elif hasattr(objective, "fetch_part"):
+            fetched = objective.fetch_part(loaded, _share(part), progress)
+        else:
+            raise UsageError(f"--part: recipes of {loaded.objective} have no text to tokenise by part; leave it out")
     if as_json:
         print(json.dumps(fetched, indent=2))
         return
     for row in fetched if isinstance(fetched, list) else [fetched]:
         shown = {key: f"{value:,}" if isinstance(value, int) else str(value) for key, value in row.items()}
         print("\n".join(aligned([(key.replace("_", " "), value) for key, value in shown.items()])))
+
+
+def _share(part: str) -> slice:
+    """Return which parts of the token store `--part i/n` names."""
+    match = re.fullmatch(r"(\d+)/(\d+)", part)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--part {part[:40]!r} is not I/N with I from 1 to N, such as 3/8")
+    return slice(int(match[1]) - 1, None, int(match[2]))

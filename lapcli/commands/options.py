@@ -95,7 +95,9 @@ Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, max=1024, help="Runs at a time; they share the GPUs. Default: 1.")
 ]
 Nproc = Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto: one per GPU.")]
-Nnodes = Annotated[int, typer.Option("--nnodes", help="Number of machines.")]
+Nnodes = Annotated[
+    str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="Number of machines, or how many may come and go.")
+]
 NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Rank of this machine; --rdzv names that of rank 0.")]
 Rdzv = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Address at which the machines connect.")]
 StepTimeout = Annotated[
@@ -134,13 +136,6 @@ Temperature = Annotated[
 ]
 TopK = Annotated[int, typer.Option("--top-k", min=1, help="Sample from the K likeliest tokens.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Dpi = Annotated[int, typer.Option("--dpi", min=30, max=1200, help="Resolution of PNG figures, in dots per inch.")]
-Size = Annotated[
-    str | None,
-    typer.Option(
-        "--size", metavar="WxH", help="Size of a figure in inches, such as 6x4.", show_default="by what it shows"
-    ),
-]
 
 
 def one_run(by_position: str | None, by_option: str | None) -> str | None:

@@ -2,13 +2,13 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lapcli.commands import options
 from lapcli.commands.sft import PRETRAINED, STARTS
-from lapcli.runtime.devices import GPUS, this_cpu
+from lapcli.runtime.devices import GPUS, Device, named_gpu, this_cpu
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import ExitCode, UsageError
 from lapcli.runtime.launch import Processes
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lapcli.recipe import AnyRecipe, BaseRecipe
-    from lapcli.runtime.devices import Device
 
 EXAMPLES = """\b
 Examples:
@@ -33,8 +32,15 @@ def plan(
     set_: options.Set = None,
     data: options.Data = None,
     gpu: Annotated[
-        Literal["l40", "h100", "a100", "cpu"] | None,
-        typer.Option("--gpu", help="Device to plan for; by default that of this machine."),
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help=f"cpu, or one of {', '.join(GPUS)}; by default this machine's."),
+    ] = None,
+    tflops: Annotated[
+        float | None, typer.Option("--tflops", min=0.1, help="Peak of any other GPU in the precision of the run.")
+    ] = None,
+    memory: Annotated[float | None, typer.Option("--memory", min=0.1, help="GB of memory of that GPU.")] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option("--bandwidth", min=0.1, help="GB a second between two such GPUs, in one direction.")
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, max=4096, help="Number of GPUs.")] = None,
     probe: Annotated[
@@ -60,14 +66,12 @@ def plan(
     loaded = options.load_with_data(recipe, set_, data)
     plans = {}
     for stage, staged in _run_recipes(loaded, runs_dir or default_runs_dir(), run).items():
-        device = _device(gpu, staged, probing=probe is not None)
-        plan = plan_training(staged, gpus or _how_many(gpu, staged), device, mfu, price)
+        device = _device(gpu, (tflops, memory, bandwidth), staged, probing=probe is not None)
+        plan = plan_training(staged, gpus or _how_many(device, staged), device, mfu, price)
         if probe is not None and plan.fits is False:
             print("lap: the recipe would not fit, so no step was measured", file=sys.stderr)
         elif probe is not None:
-            from lapcli.planning.estimate import probe_plan
-
-            plan = probe_plan(staged, plan, probe)
+            plan.measure(probe)
         plans[stage] = plan
     if as_json:
         values = {stage: plan.to_dict() for stage, plan in plans.items()}
@@ -97,9 +101,19 @@ def _run_recipes(recipe: "AnyRecipe", runs_dir: "Path", run: str | None) -> "dic
     return dict(stage_recipes(recipe, given, runs_dir))
 
 
-def _device(gpu: str | None, recipe: "BaseRecipe", probing: bool) -> "Device | None":
+def _device(gpu: str | None, given: tuple[float | None, ...], recipe: "BaseRecipe", probing: bool) -> "Device | None":
+    tflops, memory, bandwidth = given
+    if gpu is None and any(given):
+        if tflops is None or memory is None:
+            raise UsageError(
+                "a GPU that is not listed needs both --tflops and --memory, and --bandwidth if there are more"
+            )
+        flops, link = tflops * 1e12, None if bandwidth is None else bandwidth * 1e9
+        return Device("the given GPU", "cuda", int(memory * 1e9), flops, flops, link=link)
     if gpu is None:
         return None
+    if any(given):
+        raise UsageError(f"--gpu {gpu} has its own --tflops, --memory and --bandwidth; leave these out, or --gpu")
     if gpu == "cpu":
         if recipe.train.device == "cuda":
             raise UsageError("train.device is cuda; plan for a GPU, or add --set train.device=cpu")
@@ -108,9 +122,9 @@ def _device(gpu: str | None, recipe: "BaseRecipe", probing: bool) -> "Device | N
         raise UsageError(f"train.device is {recipe.train.device}, so no GPU would be used; leave --gpu {gpu} out")
     if probing:
         raise UsageError(f"--probe measures this machine; leave --gpu {gpu} out")
-    return GPUS[gpu]
+    return named_gpu(gpu)
 
 
-def _how_many(gpu: str | None, recipe: "BaseRecipe") -> int:
+def _how_many(device: Device | None, recipe: "BaseRecipe") -> int:
     """Return one for a named device; for this machine, as many processes as `lap train` would use."""
-    return 1 if gpu else Processes().here(recipe.train.device)
+    return 1 if device else Processes().here(recipe.train.device)

@@ -79,6 +79,10 @@ def report(
             print(path)
     elif out is None:
         print(FORMATS[format_](made.tables))
+        if format_ == "table" and not (runs or paper):
+            from lapcli.report.page import ladders_in
+
+            print("".join(f"\n{text}" for _, text, _ in ladders_in(folder)), end="")
     else:
         write_for_user(out, FORMATS[format_](made.tables) + "\n")
         print(out)

@@ -101,7 +101,7 @@ def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json 
         "best": _best_text(told["best"]) + (f" at step {told['best']['step']}" if told["best"] else ""),
         "results": ", ".join(f"{key} {_value(value)}" for key, value in told["results"].items()),
         "checkpoints": ", ".join(told["checkpoints"]) or "none",
-        "size": ", ".join(f"{part} {size_text(count)}" for part, count in told["sizes"].items() if count),
+        "size": size_text(told["bytes"]),
         "weights": f"sha256 {info.get('weights_sha256') or 'none yet'}",
         "recipe": f"sha256 {info.get('recipe_sha256')}",
         "versions": ", ".join(f"{key} {value}" for key, value in info.get("versions", {}).items()),
@@ -167,29 +167,16 @@ def watch(
 def track(
     names: SomeRuns,
     to: Annotated[Literal["tensorboard", "wandb", "trackio"], typer.Option("--to", help="The tracker.")],
-    project: Annotated[
-        str | None, typer.Option("--project", help="Project of W&B or trackio.", show_default="lap")
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="W&B: write folders for `wandb sync`.")] = False,
     runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
 ) -> None:
     """Send metrics, evaluations and recipes of runs of any status to TensorBoard, W&B or trackio."""
-    if offline and to != "wandb":
-        raise UsageError(f"--offline is an option of --to wandb; leave it out for {to}, which sends nothing anyway")
-    if project is not None and (to == "tensorboard" or not project.strip()):
-        raise UsageError("--project names a project of --to wandb or --to trackio; leave it out")
-
     from lapcli.catalogue.listing import matching_runs
     from lapcli.runs import read_run
     from lapcli.tracking import replay
 
     paths = matching_runs(_folder(runs_dir), names)
-    sent = {path.name: replay(read_run(path), to, project, offline) for path in paths}
-    if as_json:
-        print_json([{"run": name, "steps": steps} for name, steps in sent.items()])
-    else:
-        print("\n".join(f"{name}: {steps:,} steps sent to {to}" for name, steps in sent.items()))
+    sent = {path.name: replay(read_run(path), to) for path in paths}
+    print("\n".join(f"{name}: {steps:,} steps sent to {to}" for name, steps in sent.items()))
 
 
 @app.command()
@@ -198,7 +185,6 @@ def rename(
     new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
     yes: Yes = False,
     runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
 ) -> None:
     """Rename a run. A run that is being trained, or that another run started from, is refused."""
     from lapcli.catalogue.housekeeping import rename_run
@@ -208,12 +194,11 @@ def rename(
     run = named_run(_folder(runs_dir), name)
     if is_of_a_sweep(run.path) and not yes:
         raise UsageError(f"{run.path} belongs to a sweep, which would train it again; use --yes to rename it")
-    path = rename_run(run, new)
-    print_json({"run": str(run.path), "renamed_to": str(path)}) if as_json else print(path)
+    print(rename_run(run, new))
 
 
 @app.command()
-def rm(names: SomeRuns, yes: Yes = False, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
+def rm(names: SomeRuns, yes: Yes = False, runs_dir: options.RunsDir = None) -> None:
     """Remove runs with everything in them, after asking. A run that is being trained is refused."""
     from lapcli.catalogue.housekeeping import dependent_runs, refuse_running, remove_run
     from lapcli.catalogue.listing import is_of_a_sweep, matching_runs, size_of
@@ -227,11 +212,8 @@ def rm(names: SomeRuns, yes: Yes = False, runs_dir: options.RunsDir = None, as_j
                 remarks.append(f"{', '.join(others)} started from {path.name}.")
     listed, size = ", ".join(map(str, paths)), size_text(sum(map(size_of, paths)))
     _confirm(" ".join([f"Remove {listed} ({size})?", *remarks]), yes)
-    freed = {str(path): remove_run(path) for path in paths}
-    if as_json:
-        print_json({"removed": freed})
-    else:
-        print("\n".join(f"removed {path}, {size_text(count)}" for path, count in freed.items()))
+    for path in paths:
+        print(f"removed {path}, {size_text(remove_run(path))}")
 
 
 @app.command()
@@ -241,7 +223,6 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
     yes: Yes = False,
     runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
 ) -> None:
     """Remove old checkpoints, after asking: never the newest, the best, or one that another run started from."""
     from lapcli.catalogue.housekeeping import plan_prunings, remove_checkpoints
@@ -251,16 +232,13 @@ def prune(
     print("".join(wrapped_message(f"note: {note}") + "\n" for note in left_out), end="", file=sys.stderr)
     doomed = [plan for plan in plans if plan.removed]
     freed = size_text(sum(plan.bytes for plan in doomed))
-    if not as_json:
-        rows = [(p.run, f"remove steps {p.removed} ({size_text(p.bytes)}); keep {p.kept}") for p in doomed]
-        print(facts(rows) if rows else "nothing to remove")
+    rows = [(p.run, f"remove steps {p.removed} ({size_text(p.bytes)}); keep {p.kept}") for p in doomed]
+    print(facts(rows) if rows else "nothing to remove")
     if doomed and not dry_run:
         _confirm(f"Remove {sum(len(plan.removed) for plan in doomed)} checkpoints ({freed})?", yes)
         for plan in doomed:
             remove_checkpoints(plan)
-    if as_json:
-        print_json({"is_done": not dry_run, "runs": [vars(plan) for plan in plans], "left_out": left_out})
-    elif doomed:
+    if doomed:
         print(f"{'would free' if dry_run else 'freed'} {freed}")
 
 

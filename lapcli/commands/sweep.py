@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -11,7 +11,7 @@ from typer.exceptions import TyperException
 
 from lapcli.commands import options
 from lapcli.commands.options import print_json, table
-from lapcli.runtime.devices import GPUS
+from lapcli.runtime.devices import named_gpu
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.launch import Processes
@@ -54,8 +54,10 @@ def sweep(
     nproc: options.Nproc = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid with each cell's cost.")] = False,
     gpu: Annotated[
-        Literal["l40", "h100", "a100"] | None,
-        typer.Option("--gpu", help="With --dry-run: GPU to estimate hours for; by default this machine."),
+        str | None,
+        typer.Option(
+            "--gpu", metavar="NAME", help="With --dry-run: GPU to estimate hours for, as `lap plan` names it."
+        ),
     ] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", min=1, max=4096, help="With --dry-run: GPUs for each cell.")
@@ -73,8 +75,8 @@ def sweep(
     from lapcli.experiments.slurm import array_script
     from lapcli.experiments.sweep import SweepChooser, known_cells, load_sweep, sweep_cost
     from lapcli.runs import check_name
+    from lapcli.runtime.environment import require_extra
     from lapcli.runtime.progress import LogConsole
-    from lapcli.tracking import check_installed
 
     if (gpu or gpus) and not dry_run:
         raise UsageError("--gpu and --gpus belong to --dry-run; a sweep uses this machine's GPUs")
@@ -93,9 +95,9 @@ def sweep(
     refuse_others([cell for cell, waits in known if not waits], where)
     trackers = list(map(str, track or []))
     for tracker in trackers:
-        check_installed(tracker)
+        require_extra(tracker, tracker)
     if dry_run:
-        cost = sweep_cost(known, where, GPUS[gpu] if gpu else None, gpus or 1)
+        cost = sweep_cost(known, where, named_gpu(gpu) if gpu else None, gpus or 1)
         print_json(cost) if as_json else print(_cost_table(cost))
         return
     if slurm:

@@ -18,6 +18,7 @@ from lapcli.runtime.launch import Processes, launch, needs_launch
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from lapcli.recipe import BaseRecipe
     from lapcli.runs import Run
 
 EXAMPLES = """\b
@@ -41,7 +42,7 @@ def train(
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     nproc: options.Nproc = "auto",
-    nnodes: options.Nnodes = 1,
+    nnodes: options.Nnodes = "1",
     node_rank: options.NodeRank = None,
     rdzv: options.Rdzv = None,
     max_restarts: options.MaxRestarts = 0,
@@ -56,8 +57,8 @@ def train(
     """
     from lapcli.recipe import BaseRecipe, RecipeError, load_recipe
     from lapcli.runs import check_name
+    from lapcli.runtime.environment import require_extra
     from lapcli.runtime.progress import say_start
-    from lapcli.tracking import check_installed
 
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
     try:
@@ -78,14 +79,15 @@ def train(
         from lapcli.planning import plan_training
 
         processes.check()
-        plan = plan_training(loaded, processes.here(device) * nnodes)
-        print(plan.to_json() if as_json else plan.to_text())
+        plan = plan_training(loaded, processes.here(device) * processes.machines[-1])
+        print(json.dumps(plan.to_dict(), indent=2) if as_json else plan.to_text())
         return
     trackers = [*loaded.track, *map(str, track or [])]
     for tracker in trackers:
-        check_installed(tracker)
+        require_extra(tracker, tracker)
     say_start(f"{recipe.name} is checked; loading torch")
     if needs_launch(processes, device):
+        _check_machines(processes, loaded, device)
         # The ranks parse the same words again; `needs_launch` is false for them, since torchrun has set RANK.
         raise typer.Exit(launch(processes, sys.argv[1:], device))
 
@@ -105,6 +107,18 @@ def train(
         )
     if is_main_process():
         _print_result(run, as_json)
+
+
+def _check_machines(processes: Processes, recipe: "BaseRecipe", device: str) -> None:
+    """Refuse a global batch that some number of machines could not share, before one of them is lost."""
+    from lapcli.objectives import objective_of
+
+    objective, here = objective_of(recipe)(recipe), processes.here(device)
+    for machines in processes.machines if processes.is_elastic else ():
+        try:
+            objective.plan_batches(machines * here)
+        except UsageError as error:
+            raise UsageError(f"--nnodes {processes.nnodes}: with {machines} machines {error}") from None
 
 
 def _check_plugins_of(path: "Path") -> None:

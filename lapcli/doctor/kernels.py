@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lapcli.doctor.checks import Check, Finding, fails, passes, warns
+from lapcli.doctor.checks import Check, Finding, fails, passes
 from lapcli.heads.laplacian import laplacian_attention
 from lapcli.models.chunked_loss import softcapped_cross_entropy
-from lapcli.models.compiling import compiled
 from lapcli.objectives.dino_losses import sinkhorn_targets, target_cross_entropy
 from lapcli.runtime.devices import ComputePolicy, prefer_attention_kernels
-from lapcli.runtime.errors import UsageError
-from lapcli.runtime.machine import check_compiler
 from lapcli.training.muon import A, B, C, Muon
 
 CPU = torch.device("cpu")
@@ -69,30 +66,10 @@ def check_attention(
 
     with KernelNames() as names:
         outputs = _outputs(kernel, *on_device)
-    if device.type == "cuda" and not case.masked and not names.are_fused():
+    is_fused = names.names and not any("math" in name for name in names.names)
+    if device.type == "cuda" and not case.masked and not is_fused:
         return fails(f"no fused kernel: {names.text()}", WRONG_KERNEL, kernels=names.names)
     return compared(outputs, truth, LIMITS[dtype], f"{names.text()}, output and gradients", WRONG_KERNEL)
-
-
-def check_compiled(
-    device: torch.device,
-    attention: Attention = laplacian_attention,
-    compile_: Callable[[Attention], Attention] = compiled,
-    has_compiler: Callable[[str], None] = check_compiler,
-) -> Finding:
-    """Compare compiled attention with the same code uncompiled, forward and backward."""
-    try:
-        has_compiler(device.type)
-    except UsageError as missing:
-        return warns(f"not tried: {missing}", "install the compiler, or train with --set train.compile=false")
-    case, dtype = CASES[2], torch.bfloat16 if device.type == "cuda" else torch.float32
-    q, k, v, _, weights = (x.to(device) for x in _inputs(case, dtype))
-
-    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, case.heads // 2, causal=True)
-
-    outputs, truth = _outputs(compile_(plain), q, k, v, weights), _outputs(plain, q, k, v, weights)
-    return compared(outputs, truth, LIMITS[dtype], "compiled against eager", "train with --set train.compile=false")
 
 
 def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.Optimizer] = Muon) -> Finding:
@@ -122,11 +99,6 @@ def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.
     return compared(updates, expected, limit, "two updates", WRONG_MUON)
 
 
-def training_policy(device: torch.device) -> ComputePolicy:
-    """Return how a run computes its losses on the device: on CUDA compiled."""
-    return ComputePolicy(device.type, compiles=device.type == "cuda")
-
-
 def check_language_loss(
     dtype: torch.dtype, device: torch.device, loss: Callable[..., Tensor] = softcapped_cross_entropy
 ) -> Finding:
@@ -140,7 +112,7 @@ def check_language_loss(
     torch.nn.functional.cross_entropy(logits, targets_N, ignore_index=-1).backward()
     truth = [torch.nn.functional.cross_entropy(logits, targets_N, ignore_index=-1), x.grad, weight.grad]
     mine = [y.to(device).requires_grad_() for y in (x_ND, weight_VD)]
-    policy = training_policy(device)
+    policy = ComputePolicy(device.type, compiles=device.type == "cuda")  # as a run has it
     value = loss(*mine, targets_N.to(device), 15.0, compiled=policy.compiles, policy=policy)
     value.backward()
     computed = [value, mine[0].grad, mine[1].grad]
@@ -169,7 +141,7 @@ def check_targets_loss(
     x, prototypes = (y.double().requires_grad_() for y in (x_ND, prototypes_VD))
     value = -(Q * (x @ prototypes.T / 0.1).log_softmax(1)).sum(1).mean()
     value.backward()
-    policy = training_policy(device)
+    policy = ComputePolicy(device.type, compiles=device.type == "cuda")  # as a run has it
     # Must follow the computation of Q: on the CPU the targets overwrite these logits.
     targets = balance(teacher_NV.to(device), 0.05, 3, policy)
     mine = [y.to(device).requires_grad_() for y in (x_ND, prototypes_VD)]
@@ -263,9 +235,6 @@ class KernelNames(TorchDispatchMode):
         short = [name.removeprefix("_scaled_dot_product_").replace("_attention", "") for name in self.names]
         return " and ".join(short) if short else "unfused"
 
-    def are_fused(self) -> bool:
-        return bool(self.names) and not any("math" in name for name in self.names)
-
 
 def kernel_checks(device: torch.device) -> list[Check]:
     """Return all kernel checks, each on the kernels that training prefers. On the CPU those of bf16 only warn: runs
@@ -280,7 +249,6 @@ def kernel_checks(device: torch.device) -> list[Check]:
         }
         needed = dtype == torch.float32 or device.type == "cuda"
         checks += [Check("kernels", title, run, needed) for title, run in named.items()]
-    checks.append(Check("kernels", "compiled", partial(check_compiled, device)))
     return [replace(check, run=partial(_with_preference, device, check.run), may_crash=True) for check in checks]
 
 

@@ -28,33 +28,60 @@ from lapcli.runtime.ranks import World
 
 
 class Backbone:
-    """A frozen network from uint8 images, of any square size that its patches tile, to float32 features."""
+    """A frozen ViT from uint8 images, of any square size that its patches tile, to float32 features.
+
+    One of timm's, with absolute positions (VisionTransformer) or rotary ones (Eva, DINOv3), or the teacher of a
+    self-supervised run, whose rotary positions suit images of any size.
+    """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         *,
         name: str,
-        width: int,
-        patch: int,
-        image: int,
         mean: Sequence[float],
         std: Sequence[float],
-        has_class_token: bool,
         device: torch.device,
+        image: int = 0,  # of a teacher; timm's models know theirs
     ) -> None:
-        self.model = model.to(device).eval().requires_grad_(False)
-        self.name, self.width, self.patch, self.image = name, width, patch, image
-        self.mean, self.std = list(mean), list(std)
-        self.has_class_token, self.device = has_class_token, device
+        from timm.models.eva import Eva
+        from timm.models.vision_transformer import VisionTransformer
+
+        self.model: Any = model.to(device).eval().requires_grad_(False)
+        self.name, self.mean, self.std, self.device = name, list(mean), list(std), device
+        if isinstance(model, DinoViT):
+            self.width, self.patch, self.image, self.has_class_token = model.width, model.patch, image, True
+            return
+        if not isinstance(model, VisionTransformer | Eva):
+            raise UsageError(
+                f"{name} is a {type(model).__name__}; the probes need a plain ViT, timm's VisionTransformer or Eva"
+            )
+        patch: Any = model.patch_embed.patch_size
+        size: Any = model.patch_embed.img_size
+        if patch[0] != patch[1] or size is None or size[0] != size[1]:
+            raise UsageError(f"{name} takes images of {size} in patches of {patch}; the probes need squares")
+        self.width, self.patch, self.image = model.embed_dim, patch[0], size[0]
+        self.has_class_token = model.cls_token is not None
 
     def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """Return the class token (B, D) and the patches row by row (B, P, D) of normalised images."""
-        raise NotImplementedError
+        model = self.model
+        if isinstance(model, DinoViT):
+            return model.features(images_BCHW)[-1]
+        tokens_BTD = model.forward_features(images_BCHW)
+        if isinstance(model.norm, nn.Identity):  # models that pool their patches have the final norm after the pooling
+            tokens_BTD = model.fc_norm(tokens_BTD)
+        patches_BPD = tokens_BTD[:, model.num_prefix_tokens :]
+        return tokens_BTD[:, 0] if self.has_class_token else patches_BPD.mean(dim=1), patches_BPD
 
     def at_size(self, size: int) -> "Backbone":
-        """Return the same network for square images of `size` pixels a side."""
-        return self
+        """Return the same network for square images of `size` pixels a side; learned positions are interpolated."""
+        if not hasattr(self.model, "set_input_size"):
+            return self
+        # set_input_size replaces the positions in place, and other tasks use the original size.
+        model = copy.deepcopy(self.model)
+        model.set_input_size(img_size=(size, size))
+        return Backbone(model, name=self.name, mean=self.mean, std=self.std, device=self.device)
 
     @torch.inference_mode()
     def __call__(self, images_BCHW: Tensor, bf16: bool = False) -> tuple[Tensor, Tensor]:
@@ -71,76 +98,11 @@ class Backbone:
         return class_BD, patches_BPD
 
 
-class TimmBackbone(Backbone):
-    """timm's ViTs with absolute positions (VisionTransformer) or rotary ones (Eva, DINOv3)."""
-
-    def __init__(
-        self, model: Any, *, name: str, mean: Sequence[float], std: Sequence[float], device: torch.device
-    ) -> None:
-        from timm.models.eva import Eva
-        from timm.models.vision_transformer import VisionTransformer
-
-        if not isinstance(model, VisionTransformer | Eva):
-            raise UsageError(
-                f"{name} is a {type(model).__name__}; the probes need a plain ViT, timm's VisionTransformer or Eva"
-            )
-        patch, image = model.patch_embed.patch_size, model.patch_embed.img_size
-        if patch[0] != patch[1] or image is None or image[0] != image[1]:
-            raise UsageError(f"{name} takes images of {image} in patches of {patch}; the probes need squares")
-        super().__init__(
-            model,
-            name=name,
-            width=model.embed_dim,
-            patch=patch[0],
-            image=image[0],
-            mean=mean,
-            std=std,
-            has_class_token=model.cls_token is not None,
-            device=device,
-        )
-
-    def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        model: Any = self.model
-        tokens_BTD = model.forward_features(images_BCHW)
-        if isinstance(model.norm, nn.Identity):  # models that pool their patches have the final norm after the pooling
-            tokens_BTD = model.fc_norm(tokens_BTD)
-        patches_BPD = tokens_BTD[:, model.num_prefix_tokens :]
-        return tokens_BTD[:, 0] if self.has_class_token else patches_BPD.mean(dim=1), patches_BPD
-
-    def at_size(self, size: int) -> "TimmBackbone":
-        """Return a copy for images of that size, with its learned positions interpolated."""
-        # set_input_size replaces the positions in place, and other tasks use the original size.
-        model: Any = copy.deepcopy(self.model)
-        model.set_input_size(img_size=(size, size))
-        return TimmBackbone(model, name=self.name, mean=self.mean, std=self.std, device=self.device)
-
-
-class DinoBackbone(Backbone):
-    """The teacher of a self-supervised run. Its rotary positions suit images of any size."""
-
-    def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        model: Any = self.model
-        return model.features(images_BCHW)[-1]
-
-
 def backbone_of(loaded: LoadedModel) -> Backbone:
-    """Return the backbone of a loaded model."""
     assert loaded.images is not None
-    mean, std, device = loaded.images.mean, loaded.images.std, loaded.device
     name = loaded.name if loaded.run is None else str(loaded.run.path)
-    if not isinstance(loaded.module, DinoViT):
-        return TimmBackbone(loaded.module, name=name, mean=mean, std=std, device=device)
-    return DinoBackbone(
-        loaded.module,
-        name=f"the teacher of {name}",
-        width=loaded.module.width,
-        patch=loaded.module.patch,
-        image=loaded.image_size or 0,
-        mean=mean,
-        std=std,
-        has_class_token=True,
-        device=device,
-    )
+    mean, std, image = loaded.images.mean, loaded.images.std, loaded.image_size or 0
+    return Backbone(loaded.module, name=name, mean=mean, std=std, device=loaded.device, image=image)
 
 
 @dataclass(frozen=True)
@@ -213,33 +175,20 @@ def all_features(
     return how.together(features_ND)
 
 
-class TrainingFeatures:
-    """Features of each step's batch, augmented by (seed, epoch, image); the whole batch on every process."""
+class SharedBatches:
+    """Training batches in a shuffled order, of which each process reads its shares, turn by turn."""
 
     def __init__(
-        self,
-        backbone: Backbone,
-        images: ImageSet,
-        transform: Transform,
-        feature: Feature,
-        width: int,
-        how: ForwardSettings,
-        *,
-        batch: int,
-        steps: int,
-        seed: int,
+        self, reader: Reader, count: int, how: ForwardSettings, *, batch: int, steps: int, seed: int, key: str
     ) -> None:
-        if batch > len(images):
+        if batch > count:
             raise UsageError(
-                f"there are {len(images):,} training images, fewer than a batch of {batch:,}; use --set linear.batch="
-                f"{2 ** int(math.log2(max(1, len(images) // 4)))}"  # a power of two, at least four batches an epoch
+                f"there are {count:,} training images, fewer than a batch of {batch:,}; use --set {key}.batch="
+                f"{2 ** int(math.log2(max(1, count // 4)))}"  # a power of two, at least four batches an epoch
             )
-        self._backbone, self._feature, self._width, self._how, self._batch = backbone, feature, width, how, batch
-        self._order = ImageBatches(len(images), batch=batch, group=1, repeats=1, seed=seed)
-        self._labels_N = torch.from_numpy(images.labels)
-        self._shares = how.shares(batch)
+        self._batch, self._shares = batch, how.shares(batch)
+        self._order = ImageBatches(count, batch=batch, group=1, repeats=1, seed=seed)
         turns = len(self._shares)
-        reader = Reader(images, transform, backbone.image, seed)
         self._loader = ImageLoader(
             reader, self._examples, micro_steps=turns, last=(steps - 1, turns - 1), workers=how.workers
         )
@@ -248,19 +197,17 @@ class TrainingFeatures:
         share = self._shares[turn]
         return self._order.examples(step, share.start, len(share))
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return (B, width) features and B labels."""
-        device = self._backbone.device
-        features_BD = torch.zeros(self._batch, self._width, device=device)
+    def turns(self, step: int) -> Iterator[tuple[range, Tensor, Tensor]]:
+        """Yield positions in the batch with their images and labels."""
         for turn, share in enumerate(self._shares):
             # Also for an empty share: the workers prefetch in order, and a request left out would restart them.
-            images_BCHW, _ = self._loader.batch(step, turn)
+            images_BCHW, labels = self._loader.batch(step, turn)
             if share:
-                features_BD[share.start : share.stop] = self._feature(*self._backbone(images_BCHW, self._how.bf16))
-        # Labels of the whole batch, of which the loader reads only this process's share.
-        examples = self._order.examples(step, 0, self._batch)
-        labels_B = self._labels_N[[example.index for example in examples]].to(device)
-        return self._how.together(features_BD), labels_B
+                yield share, images_BCHW, labels
+
+    def indices(self, step: int) -> list[int]:
+        """Return which examples the whole batch has, of all processes."""
+        return [example.index for example in self._order.examples(step, 0, self._batch)]
 
     def close(self) -> None:
         self._loader.close()

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from lapcli.data.images.augmentation import evaluation_transform, training_transform
 from lapcli.data.images.image_set import ImageSet, ImageSubset
+from lapcli.data.images.loader import Reader
 from lapcli.data.images.sources import ImageData, held_out_fraction
 from lapcli.evaluation.features import (
     Backbone,
     ForwardSettings,
-    TrainingFeatures,
+    SharedBatches,
     all_features,
     batches_of_features,
     class_token,
@@ -145,7 +146,7 @@ def measure_knn(
         "feature": _class_token_name(backbone),
         "training_images": len(data.train),
         "left_out": left_out,  # beyond the training images
-        "protocol": protocol.written_out(),
+        "protocol": protocol.model_dump(mode="json"),
     }
     count = len(data.validation)
     known: dict[str, Any] = {"conditions": protocol.conditions(), "note": shown if left_out else ""}
@@ -209,7 +210,7 @@ def measure_linear(
         "top5": on_validation[best][1] / images,
         "rates": rates,
         "training_images": len(train),
-        "protocol": protocol.written_out(),
+        "protocol": protocol.model_dump(mode="json"),
     }
     return Score(
         "linear",
@@ -236,25 +237,21 @@ def _train(
     is_whole = protocol.scale is None
     augmentation = Augmentation(crop="none" if is_whole else "random_resized", scale=protocol.scale, flip=protocol.flip)
     source = _source(augmentation=augmentation, mean=backbone.mean, std=backbone.std)
-    features = TrainingFeatures(
-        backbone,
-        train,
-        training_transform(source, backbone.image),
-        class_token_and_mean_patch,
-        width,
-        how,
-        batch=protocol.batch,
-        steps=protocol.steps,
-        seed=protocol.seed,
-    )
+    reader = Reader(train, training_transform(source, backbone.image), backbone.image, protocol.seed)
+    sizes = {"batch": protocol.batch, "steps": protocol.steps, "seed": protocol.seed}
+    batches = SharedBatches(reader, len(train), how, key="linear", **sizes)
+    labels_N = torch.from_numpy(train.labels)
     losses_R = torch.zeros(len(protocol.rates))
     try:
         for step in range(protocol.steps):
-            losses_R = probes.step(*features.batch(step))
+            features_BD = torch.zeros(protocol.batch, width, device=backbone.device)
+            for share, images_BCHW, _ in batches.turns(step):
+                features_BD[share.start : share.stop] = class_token_and_mean_patch(*backbone(images_BCHW, how.bf16))
+            losses_R = probes.step(how.together(features_BD), labels_N[batches.indices(step)].to(backbone.device))
             if how.progress:
                 how.progress("linear probe", step + 1, protocol.steps)
     finally:
-        features.close()
+        batches.close()
     return losses_R.tolist()
 
 

@@ -6,6 +6,7 @@ Every metric is a row of the run's `results.jsonl`; `eval/` has one file with al
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,20 +91,13 @@ def evaluate_run(request: Request, weights: Checkpoint) -> Evaluation:
     run = request.run
     assert run is not None
     subject = {"run": run.name, "objective": run.recipe.objective, "step": weights.step}
-
-    def load(device: torch.device) -> LoadedModel:
-        return open_run(run, weights, device)
-
-    name = f"step-{weights.step:06d}"
-    return _evaluate(request, load, subject, run.recipe.train.device, run.path / EVAL, name)
+    load, device = partial(open_run, run, weights), run.recipe.train.device
+    return _evaluate(request, load, subject, device, run.path / EVAL, f"step-{weights.step:06d}")
 
 
 def evaluate_model(request: Request, name: str, file: Path | None, runs_dir: Path) -> Evaluation:
     """Measure a stock model's features; the result is written to `eval/` in the folder of the runs."""
-
-    def load(device: torch.device) -> LoadedModel:
-        return open_timm(name, device, weights=file)
-
+    load = partial(open_timm, name, weights=file)
     return _evaluate(request, load, {"model": name}, "auto", runs_dir / EVAL, name.replace(":", "_"))
 
 

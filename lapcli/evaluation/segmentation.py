@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.data.images.loader import Example, ImageBatches, ImageLoader
 from lapcli.evaluation.ade20k import (
     CLASSES,
     IGNORED,
@@ -25,10 +24,9 @@ from lapcli.evaluation.ade20k import (
     SceneReader,
     Scenes,
     SceneSubset,
-    check_scenes,
     resize_short_side,
 )
-from lapcli.evaluation.features import Backbone, ForwardSettings, evenly_spaced
+from lapcli.evaluation.features import Backbone, ForwardSettings, SharedBatches, evenly_spaced
 from lapcli.evaluation.probe_settings import Ade20kProtocol
 from lapcli.evaluation.tasks import Score
 from lapcli.runtime.errors import UsageError
@@ -162,23 +160,9 @@ class Segmentation:
         self._optimizer = torch.optim.AdamW(
             self.head.parameters(), lr=protocol.lr, betas=(0.9, 0.999), weight_decay=protocol.weight_decay
         )
-        batch = protocol.batch
-        if batch > len(data.train):
-            raise UsageError(
-                f"there are {len(data.train):,} training scenes, fewer than a batch of {batch:,}; "
-                "use a smaller --set ade20k.batch"
-            )
-        self._order = ImageBatches(len(data.train), batch=batch, group=1, repeats=1, seed=protocol.seed)
-        self._shares = how.shares(batch)
-        turns = len(self._shares)
         reader = SceneReader(data.train, self.window, protocol.scale, backbone.mean, protocol.seed)
-        self._loader = ImageLoader(
-            reader, self._examples, micro_steps=turns, last=(protocol.steps - 1, turns - 1), workers=how.workers
-        )
-
-    def _examples(self, step: int, turn: int) -> list[Example]:
-        share = self._shares[turn]
-        return self._order.examples(step, share.start, len(share))
+        sizes = {"batch": protocol.batch, "steps": protocol.steps, "seed": protocol.seed}
+        self._batches = SharedBatches(reader, len(data.train), how, key="ade20k", **sizes)
 
     def _features(self, images_BCHW: Tensor) -> Tensor:
         """Return (B, D, h, w) features, in float32 throughout."""
@@ -194,12 +178,10 @@ class Segmentation:
         batch, device, side = self._protocol.batch, self._backbone.device, self.window // self._backbone.patch
         features_BDhw = torch.zeros(batch, self._backbone.width, side, side, device=device)
         labels: dict[int, Tensor] = {}
-        for turn, share in enumerate(self._shares):
-            images_BCHW, labels_BHW = self._loader.batch(step, turn)
-            if share:
-                # Copied into a normal tensor: autograd does not save the backbone's inference tensors for a backward.
-                features_BDhw[share.start : share.stop] = self._features(images_BCHW)
-                labels.update(zip(share, labels_BHW, strict=True))
+        for share, images_BCHW, labels_BHW in self._batches.turns(step):
+            # Copied into a normal tensor: autograd does not save the backbone's inference tensors for a backward.
+            features_BDhw[share.start : share.stop] = self._features(images_BCHW)
+            labels.update(zip(share, labels_BHW, strict=True))
         self._how.together(features_BDhw)
         coarse_BKhw = self.head.train()(features_BDhw, step)
         gradient_BKhw, total = torch.zeros_like(coarse_BKhw), 0.0
@@ -250,7 +232,7 @@ class Segmentation:
         return confusion_matrix(truth_N, classes_HW.flatten(), CLASSES, IGNORED)
 
     def close(self) -> None:
-        self._loader.close()
+        self._batches.close()
 
 
 def measure_ade20k(
@@ -259,7 +241,6 @@ def measure_ade20k(
     """Train and measure; the score is the best mean IoU of all validations, as the DINOv3 scripts report it."""
     data = limited(data, limit)
     protocol = protocol.within(len(data.train), limit)
-    check_scenes(data, how.progress)
     task = Segmentation(backbone, data, protocol, how)
     validations: list[dict[str, float]] = []
     best_N2K, best = np.zeros((0, 2, CLASSES)), -1.0
@@ -293,7 +274,7 @@ def measure_ade20k(
         "last_loss": loss,
         "interval": "95%, from 1,000 draws of the validation scenes with replacement",
         "training_scenes": len(data.train),
-        "protocol": protocol.written_out(),
+        "protocol": protocol.model_dump(mode="json"),
     }
     return Score(
         "ade20k",

@@ -63,8 +63,7 @@ class Score:
     note: str = ""  # below the table
 
     def to_dict(self) -> dict[str, Any]:
-        higher = None if self.direction is None else self.direction == "higher"
-        return {**asdict(self), "is_fraction": self.unit == "fraction", "higher_is_better": higher}
+        return asdict(self)
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Return value, standard error, unit and direction of each metric; an image task has one, of its own name."""

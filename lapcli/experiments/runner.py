@@ -229,7 +229,7 @@ class Runner:
         elif code == ExitCode.INTERRUPTED or (stopping and code == -signal.SIGTERM):  # the latter: no handler yet
             state = "stopped" if job.is_stopped else "interrupted"
         else:
-            state = "diverged" if cell.is_search and progress(cell, self.runs_dir).diverged else "failed"
+            state = "diverged" if self.chooser.state(cell) == "diverged" else "failed"
             job.status.reason = _reason(log_of(cell.name, self.runs_dir), job.log_start, code)
         self._settle(job.status, state, f" after {time.monotonic() - job.started:.0f} s")
         # The child has ended, so this is the last open handle, and the kernel frees the lock; after the chooser knows.

@@ -13,8 +13,9 @@ from lapcli.export.verification import LIBRARIES, TOLERANCE
 from lapcli.export.weights import ExportedModel
 from lapcli.models.gpt import GPT
 from lapcli.recipe import recipe_to_dict
+from lapcli.result_rows import results
 from lapcli.runs import Run
-from lapcli.runtime.files import read_json, write_text
+from lapcli.runtime.files import write_text
 from lapcli.same_recipe import paper_differences
 from lapcli.training.metrics import read_metrics
 
@@ -24,11 +25,11 @@ CARD = "README.md"
 def write_card(exported: ExportedModel, record: Mapping[str, Any], folder: Path) -> None:
     run, to, loaded = exported.loaded.run, str(record["to"]), exported.loaded
     assert run is not None
-    library = LIBRARIES[to][0]
+    library = LIBRARIES[to]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     # Code of ours has to be loaded: modeling_lap.py by transformers, an architecture of lapcli.timm by timm.
     needs_code = "auto_map" in config or str(config.get("architecture", "")).startswith("lap_")
-    scores = list(_scores(run, str(record["weights_sha256"])))
+    scores = _scores(run, str(record["weights_sha256"]))
     recipe = _without_paths(recipe_to_dict(run.recipe))
     paper = run.recipe.paper_recipe()
     card = ModelCard.from_template(
@@ -63,10 +64,10 @@ def _card_data(exported: ExportedModel, to: str, scores: list[dict[str, Any]], n
             task_type=task,
             dataset_type=score["task"],
             dataset_name=score["task"],
-            dataset_args={key: score[key] for key in ("protocol", "num_fewshot", "limit", "sha256")},
+            dataset_args={**score["how"], "sha256": score["data_sha256"]},
             metric_type=score["metric"],
             metric_value=score["value"],
-            metric_args={"n": score["count"], "interval_95": score["interval"]},
+            metric_args={name: score[name] for name in ("n", "stderr", "unit", "direction")},
         )
         for score in scores
     ]
@@ -80,22 +81,14 @@ def _card_data(exported: ExportedModel, to: str, scores: list[dict[str, Any]], n
     )
 
 
-def _scores(run: Run, weights_sha256: str) -> Iterator[dict[str, Any]]:
-    """Yield the scores of exactly these weights, each with its conditions."""
-    for path in sorted((run.path / "eval").glob("*.json")):
-        evaluation = read_json(path, "evaluate the run again")
-        if evaluation.get("weights_sha256") == weights_sha256:
-            for task, score in evaluation["tasks"].items():
-                details = score.get("details") or {}
-                yield {
-                    "task": task,
-                    "metric": str(details.get("metric") or task),
-                    **{key: score[key] for key in ("value", "interval", "count")},
-                    "protocol": details.get("protocol") or evaluation.get("protocol"),
-                    "num_fewshot": details.get("num_fewshot"),
-                    "limit": evaluation.get("limit"),
-                    "sha256": evaluation.get("data_sha256"),
-                }
+def _scores(run: Run, weights_sha256: str) -> list[dict[str, Any]]:
+    """Return the results of exactly these weights that can be better or worse, each with its conditions."""
+    frame = results(run.path)
+    frame = frame[(frame.weights_sha256 == weights_sha256) & frame.direction.notna() & frame.value.notna()]
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    shown = ("limit", "split", "protocol", "conditions")
+    named = [{**row, "how": {name: row[name] for name in shown if row[name]}} for row in rows]
+    return sorted(named, key=lambda row: (row["task"], row["metric"], str(row["how"])))
 
 
 def _training(run: Run, record: Mapping[str, Any]) -> dict[str, Any]:

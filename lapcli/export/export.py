@@ -6,16 +6,17 @@ Every folder has `lap.json` (its source, and whether it was verified) and a mode
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lapcli.export.card import write_card
-from lapcli.export.verification import Comparison, missing_library, verify
-from lapcli.export.weights import DTYPES, ExportedModel, round_weights
-from lapcli.heads.plan import HeadPlan
+from lapcli.export.huggingface import write_hf
+from lapcli.export.timm_folder import write_timm
+from lapcli.export.verification import LIBRARIES, Comparison, verify
+from lapcli.export.weights import DTYPES, ExportedModel, round_weights, write_safetensors
 from lapcli.objectives.loading import find_checkpoint, open_run
 from lapcli.recipe.schema import CLASSES, FEATURES, LANGUAGE
 from lapcli.runs import Run
@@ -26,29 +27,12 @@ from lapcli.runtime.files import flush_to_disk, move, remove, sha256_of_file, wr
 RECORD = "lap.json"
 
 
-@dataclass(frozen=True)
-class Format:
-    name: str
-    module: str
-    function: str  # writes the folder
-    takes: frozenset[str]  # a model has to give one of these
-    extra: str | None = None  # of our package, with the library for verifying
-    takes_operators: bool = True  # head operators other than the Laplacian
-
-    @property
-    def write(self) -> Callable[[ExportedModel, Path], None]:
-        return getattr(import_module(self.module), self.function)
-
-
-FORMATS = {
-    each.name: each
-    for each in (
-        Format("hf", "lapcli.export.huggingface", "write_hf", frozenset({LANGUAGE}), "hf", takes_operators=False),
-        Format(
-            "timm", "lapcli.export.timm_folder", "write_timm", frozenset({CLASSES, FEATURES}), takes_operators=False
-        ),
-        Format("safetensors", "lapcli.export.weights", "write_safetensors", frozenset({LANGUAGE, CLASSES, FEATURES})),
-    )
+_IMAGES = frozenset({CLASSES, FEATURES})
+#: By name: the writer of the folder, and of what a model has to give one.
+FORMATS: dict[str, tuple[Callable[[ExportedModel, Path], None], frozenset[str]]] = {
+    "hf": (write_hf, frozenset({LANGUAGE})),
+    "timm": (write_timm, _IMAGES),
+    "safetensors": (write_safetensors, _IMAGES | {LANGUAGE}),
 }
 
 
@@ -80,30 +64,30 @@ def export_run(
 
     `verified=None`: if the target library is installed.
     """
-    form = FORMATS.get(to)
-    if form is None:
+    if to not in FORMATS:
         raise UsageError(f"--to takes {', '.join(FORMATS)}; got {to[:40]!r}")
+    write, takes = FORMATS[to]
     if dtype not in DTYPES:
         raise UsageError(f"--dtype takes {', '.join(DTYPES)}; got {dtype[:40]!r}")
-    missing = missing_library(to)
-    if verified and missing:
-        raise UsageError(f"{missing} is not installed: pip install 'lapcli[{form.extra}]', or use --no-verify")
+    is_installed = find_spec(LIBRARIES[to]) is not None
+    if verified and not is_installed:
+        raise UsageError(f"{LIBRARIES[to]} is not installed: pip install 'lapcli[{to}]', or use --no-verify")
     folder = run.path / "export" / to if out is None else out
     if folder.exists():
         raise UsageError(f"{folder} already exists; remove it, or name another folder with --out")
     if out is not None and not folder.parent.is_dir():
         raise UsageError(f"--out {folder}: there is no folder {folder.parent}; make it first")
     loaded = open_run(run, find_checkpoint(run, checkpoint), torch.device("cpu"), float32=True)
-    if not form.takes & loaded.gives:
-        fitting = [name for name, each in FORMATS.items() if each.takes & loaded.gives]
+    fitting = [name for name, (_, gives) in FORMATS.items() if gives & loaded.gives]
+    if not takes & loaded.gives:
         raise UsageError(
             f"{run.path} is a run of {run.recipe.objective}, which {to} does not support; use {' or '.join(fitting)}"
         )
-    plan = plan_of(run)
-    if not plan.is_laplacian and not form.takes_operators:
-        fitting = [name for name, each in FORMATS.items() if each.takes & loaded.gives and each.takes_operators]
+    recipe: Any = run.recipe
+    plan = recipe.model.head_plan()
+    if not plan.is_laplacian and to != "safetensors":
         raise UsageError(
-            f"{run.path} has heads of {', '.join(plan.counts())}, which {to} cannot express; use {' or '.join(fitting)}"
+            f"{run.path} has heads of {', '.join(plan.counts())}, which {to} cannot express; use --to safetensors"
         )
     loaded.module.eval().requires_grad_(False)
     round_weights(loaded.module, dtype)
@@ -114,10 +98,10 @@ def export_run(
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove(temporary, or_leave=True)
         temporary.mkdir()
-        form.write(exported, temporary)
-        checks = verify(to, exported, temporary) if (missing is None if verified is None else verified) else []
+        write(exported, temporary)
+        checks = verify(to, exported, temporary) if (is_installed if verified is None else verified) else []
         # The record has the hashes of the files so far: neither the card's, which is written from it, nor its own.
-        record = _record(exported, form, temporary, checks)
+        record = _record(exported, to, temporary, checks)
         write_card(exported, record, temporary)
         write_json(temporary / RECORD, record)
         for path in temporary.iterdir():  # before the rename, so that the folder appears complete or not at all
@@ -130,15 +114,10 @@ def export_run(
     return Export(folder, record, checks)
 
 
-def plan_of(run: Run) -> HeadPlan:
-    recipe: Any = run.recipe
-    return recipe.model.head_plan()
-
-
-def _record(exported: ExportedModel, form: Format, folder: Path, checks: list[Comparison]) -> dict[str, Any]:
+def _record(exported: ExportedModel, to: str, folder: Path, checks: list[Comparison]) -> dict[str, Any]:
     loaded = exported.loaded
     return {
-        "to": form.name,
+        "to": to,
         "run": loaded.name,
         "objective": exported.recipe.objective,
         "step": loaded.step,

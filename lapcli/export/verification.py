@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from lapcli.runtime.errors import LapError
 
 # Small models: right folders differ by less than 1e-5, plain attention in place of Laplacian heads by over 0.5.
 TOLERANCE = 1e-4
-LIBRARIES = {"hf": ("transformers",), "timm": ("timm",), "safetensors": ("safetensors",)}
+LIBRARIES = {"hf": "transformers", "timm": "timm", "safetensors": "safetensors"}
 NEW_TOKENS = 16
 CONVERSATIONS: list[tuple[list[dict[str, Any]], bool]] = [
     ([{"role": "user", "content": "What is 3 + 4?"}], True),
@@ -74,10 +73,6 @@ class Comparison:
         return self.difference <= TOLERANCE
 
 
-def missing_library(form: str) -> str | None:
-    return next((name for name in LIBRARIES[form] if find_spec(name) is None), None)
-
-
 def verify(form: str, exported: ExportedModel, folder: Path) -> list[Comparison]:
     return {"hf": _verify_hf, "timm": _verify_timm, "safetensors": _verify_safetensors}[form](exported, folder)
 
@@ -102,7 +97,7 @@ def _reload(
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode != 0 or not answered.is_file():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise LapError(f"{LIBRARIES[form][0]} cannot load the exported folder ({last[:300]})")
+            raise LapError(f"{LIBRARIES[form]} cannot load the exported folder ({last[:300]})")
         with safe_open(answered, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["facts"])
         return {name: value.clone() for name, value in load_file(answered).items()}, facts

@@ -97,7 +97,7 @@ class GPTAnatomy(Anatomy):
     def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
         attn: Any = self.blocks[layer].attn
         normed_BTC, rotary = args[0], args[1]
-        q, k, v = attn.queries_keys_values(normed_BTC, rotary)
+        q, k, v = attn.queries_keys_values(normed_BTC, rotary, args[4] if len(args) > 4 else None)
         groups = q.shape[1] // k.shape[1]
         k, v = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (k, v))
         first = args[3] if len(args) > 3 else None  # positional, as `Block.forward` passes it: x, rotary, cache, first

@@ -153,7 +153,7 @@ class Block(nn.Module):
         first_v_NC: Tensor | None = None,
     ) -> Tensor:
         if not (self.training and self.drop_path):
-            return x_NC + branch(x_NC, groups, first_v_NC)
+            return x_NC + branch(x_NC, groups, first_v_NC).to(x_NC.dtype)
         kept = [group.of(max(int(group.images * (1 - self.drop_path)), 1)) for group in groups]
         rows, scales, first = [], [], 0
         for group, kept_group in zip(groups, kept, strict=True):
@@ -162,12 +162,13 @@ class Block(nn.Module):
             positions = torch.arange(group.tokens, device=x_NC.device)
             rows.append((first + images[:, None] * group.tokens + positions).flatten())
             # Not 1 / (1 - rate): the number of kept images is rounded down.
-            scales.append(x_NC.new_full((kept_group.size, 1), group.images / kept_group.images))
+            scale = group.images / kept_group.images
+            scales.append(x_NC.new_full((kept_group.size, 1), scale, dtype=torch.float32))
             first += group.size
         rows_N = torch.cat(rows)
         first_v_NC = None if first_v_NC is None else first_v_NC[rows_N]
         added = branch(x_NC[rows_N], kept, first_v_NC) * torch.cat(scales)
-        return x_NC.index_add(0, rows_N, added.to(x_NC.dtype))  # under autocast the branch is bf16, the stream float32
+        return x_NC.index_add(0, rows_N, added.to(x_NC.dtype))  # under autocast the branch has another dtype
 
 
 class PatchEmbedding(nn.Module):
@@ -190,6 +191,7 @@ class DinoViT(nn.Module):
         self.width, self.patch, self.head_size = width, section.patch, width // heads
         self.rope_base = section.rope_base
         self.rope_dtype = torch.bfloat16 if section.rope_precision == "bf16" else torch.float32
+        self.stream: torch.dtype | None = None  # of the residual stream; None: that of the class token
         self._compiled_blocks: Callable[[Tensor, list[CropGroup]], Tensor] | None = None
         self._tables: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
         self.patch_embed = PatchEmbedding(width, section.patch)
@@ -257,12 +259,13 @@ class DinoViT(nn.Module):
             patches_BPC = self.patch_embed(images_BCHW)
             if mask_BP is not None:
                 patches_BPC = torch.where(mask_BP[:, :, None], self.mask_token.to(patches_BPC.dtype), patches_BPC)
-            # The class token is float32, so x is too, whatever the convolution's dtype: blocks add to float32.
+            # The class token is float32, so x is too, whatever the convolution's dtype.
             first_B1C = self.cls_token.expand(len(patches_BPC), -1, -1)
             parts.append(torch.cat([first_B1C, patches_BPC], dim=1).flatten(0, 1))
             cos_TD, sin_TD = self._rotary(rows, columns, images_BCHW.device)
             groups.append(CropGroup(len(images_BCHW), 1 + rows * columns, cos_TD, sin_TD))
-        return torch.cat(parts), groups
+        x_NC = torch.cat(parts)
+        return x_NC.to(self.stream or x_NC.dtype), groups
 
     def _rotary(self, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
         key = rows, columns, device

@@ -8,6 +8,11 @@ RMSNorm without a gain, rotary positions (first half of a head against its secon
 and keys normalised per head, no biases, embedding and head not tied. The attention output, the MLP output and the
 head start at zero, so at step 0 Laplacian heads change nothing and only the head gets a gradient.
 
+Three parts of nanochat's model of 2026 can be switched on (`residual_lambdas`, `x0_lambdas`, `value_embeddings`):
+
+    before block i:  x = r_i x + s_i x_0,  x_0 = norm(embed(tokens)), without one of them r_i = 1 or s_i = 0
+    in every other block, the last one included:  v = v + 3 sigmoid(gate(x[:12])) value_embed(tokens), x as v's input
+
 The embedding's dtype is that of all activations: bf16 with `precision: bf16`, where every other weight stays float32
 and is cast when it is used. Dtypes are explicit because autocast of torch >= 2.12 returns float32 from
 RMSNorm.
@@ -28,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from lapcli.heads.operator_attention import FirstValues, HeadOperators, initialise_operators
 from lapcli.models.chunked_loss import Reduction, softcapped_cross_entropy
 from lapcli.models.compiling import compiled
-from lapcli.recipe.schema import GPTModel
+from lapcli.recipe.schema import GATE_CHANNELS, GPTModel
 from lapcli.recipe.section import Whole
 from lapcli.runtime.devices import ComputePolicy
 
@@ -46,10 +51,24 @@ class GPTConfig(GPTModel):
     def groups(self) -> int:
         return self.heads if self.kv_heads is None else self.kv_heads
 
+    def has_value_embedding(self, layer: int) -> bool:
+        """Return whether a layer has one: every other layer, the last one included."""
+        return self.value_embeddings and (self.layers - 1 - layer) % 2 == 0
+
+    @property
+    def added_parts(self) -> list[str]:
+        """Return the parts of nanochat's model of 2026 that are on."""
+        return [name for name in (*LAMBDAS, "value_embeddings") if getattr(self, name)]
+
     @property
     def positions(self) -> int:
         """Rows of the rotary table: generation may go ten times beyond the training context."""
         return 10 * self.context
+
+
+#: First and last layer's value at the start, linear between them (nanochat, gpt.py of July 2026).
+LAMBDAS = {"residual_lambdas": (1.15, 1.05), "x0_lambdas": (0.20, 0.05)}
+ADDED = (*LAMBDAS, "value_embed.")
 
 
 def rms_norm(x: Tensor) -> Tensor:
@@ -145,6 +164,8 @@ class Attention(nn.Module):
         self.k = Linear(config.width, config.groups * config.head_size)
         self.v = Linear(config.width, config.groups * config.head_size)
         self.out = Linear(config.width, config.width)
+        if config.has_value_embedding(layer):
+            self.value_gate = Linear(GATE_CHANNELS, config.groups)
 
     def forward(
         self,
@@ -152,9 +173,10 @@ class Attention(nn.Module):
         rotary: tuple[Tensor, Tensor],
         cache: KVCache | None = None,
         first: FirstValues | None = None,
+        embedded_BTC: Tensor | None = None,
     ) -> Tensor:
         B, T, _ = x_BTC.shape
-        q_BHTD, k_BGSD, v_BGSD = self.queries_keys_values(x_BTC, rotary)
+        q_BHTD, k_BGSD, v_BGSD = self.queries_keys_values(x_BTC, rotary, embedded_BTC)
         if first is not None and self.operators.keeps_first_values:
             first.v_BGTD = v_BGSD
         mask, current_v = None, None
@@ -172,10 +194,18 @@ class Attention(nn.Module):
         )
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, -1))
 
-    def queries_keys_values(self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return B x H x T x D queries and B x G x T x D keys and values, rotated and normalised."""
+    def queries_keys_values(
+        self, x_BTC: Tensor, rotary: tuple[Tensor, Tensor], embedded_BTC: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return B x H x T x D queries and B x G x T x D keys and values, rotated and normalised.
+
+        `embedded_BTC`: value embeddings of the tokens.
+        """
         B, T, _ = x_BTC.shape
         q_BTHD, k_BTGD, v_BTGD = (p(x_BTC).view(B, T, -1, self.head_size) for p in (self.q, self.k, self.v))
+        if embedded_BTC is not None:
+            gate_BTG1 = 3 * torch.sigmoid(self.value_gate(x_BTC[..., :GATE_CHANNELS]))[..., None]
+            v_BTGD = v_BTGD + gate_BTG1 * embedded_BTC.to(v_BTGD.dtype).view(v_BTGD.shape)
         # Rotated before the norm, as nanochat: a rotation keeps the norm, so the order only affects rounding.
         q_BHTD, k_BGTD = (rms_norm(rotate(part, rotary)).transpose(1, 2) for part in (q_BTHD, k_BTGD))
         return q_BHTD, k_BGTD, v_BTGD.transpose(1, 2)
@@ -210,14 +240,22 @@ class Block(nn.Module):
         rotary: tuple[Tensor, Tensor],
         cache: KVCache | None = None,
         first: FirstValues | None = None,
+        embedded_BTC: Tensor | None = None,
     ) -> Tensor:
-        x_BTC = x_BTC + self.attn(rms_norm(x_BTC), rotary, cache, first)
+        x_BTC = x_BTC + self.attn(rms_norm(x_BTC), rotary, cache, first, embedded_BTC)
         return x_BTC + self.mlp(rms_norm(x_BTC))
+
+
+def spectral_std(outputs: int, inputs: int) -> float:
+    """Return the spectral condition (Yang, Simon and Bernstein, 2023, arXiv 2310.17813), as in nanochat."""
+    return float(inputs**-0.5 * min(1.0, (outputs / inputs) ** 0.5))
 
 
 class GPT(nn.Module):
     cos_PD: Tensor
     sin_PD: Tensor
+    residual_lambdas: Tensor  # L, as the next; only where the config switches them on
+    x0_lambdas: Tensor
 
     def __init__(self, config: GPTConfig, *, is_drawn: bool = True) -> None:
         """Without `is_drawn` the weights are uninitialized, to be loaded over. On the meta device they always are,
@@ -230,6 +268,12 @@ class GPT(nn.Module):
         self.embed = Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.head = Linear(config.width, config.vocab)
+        for name in ("residual_lambdas", "x0_lambdas"):
+            if getattr(config, name):
+                self.register_parameter(name, nn.Parameter(torch.empty(config.layers)))
+        layers = [layer for layer in range(config.layers) if config.has_value_embedding(layer)]
+        kv_width = config.groups * config.head_size
+        self.value_embed = nn.ModuleDict({str(layer): Embedding(config.vocab, kv_width) for layer in layers})
         for name in ("cos_PD", "sin_PD"):
             table = torch.empty(config.positions, config.head_size // 2)
             self.register_buffer(name, table, persistent=False)
@@ -244,18 +288,25 @@ class GPT(nn.Module):
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Set every weight and table; needed after a model built on the meta device was given storage."""
         for name, weight in self.named_parameters():
-            if ".operators." in name:  # drawn last, so that the other weights do not depend on operators
+            # Drawn last, so that the other weights do not depend on them.
+            if ".operators." in name or name.startswith(ADDED) or "value_gate" in name:
                 continue
             if name == "embed.weight":
                 nn.init.normal_(weight, generator=generator)
             elif name.endswith(("attn.out.weight", "mlp.down.weight", "head.weight")):
                 nn.init.zeros_(weight)
             else:
-                # The spectral condition (Yang, Simon and Bernstein, 2023, arXiv 2310.17813), as in nanochat.
-                outputs, inputs = weight.shape
-                std = inputs**-0.5 * min(1.0, (outputs / inputs) ** 0.5)
-                nn.init.normal_(weight, std=std, generator=generator)
+                nn.init.normal_(weight, std=spectral_std(*weight.shape), generator=generator)
         initialise_operators(self, generator)
+        for name, weight in self.named_parameters():
+            if name in LAMBDAS:
+                weight.copy_(torch.linspace(*LAMBDAS[name], len(weight)))
+            elif name.startswith("value_embed"):
+                nn.init.normal_(
+                    weight, std=spectral_std(weight.shape[1], self.config.width), generator=generator
+                )  # as v
+            elif "value_gate" in name:
+                nn.init.uniform_(weight, 0.0, 0.02, generator=generator)
         self.fill_rotary_tables()
 
     def fill_rotary_tables(self) -> None:
@@ -279,7 +330,7 @@ class GPT(nn.Module):
         return self
 
     def use_compile(self, *, any_length: bool = False) -> "GPT":
-        """Compile the blocks and the elementwise part of the loss for training; evaluation has too many shapes.
+        """Compile the blocks and the elementwise part of the loss, in training and its validation: `loss` uses them.
 
         `any_length`: the length of sequences differs between batches, so one graph of the blocks serves all.
         """
@@ -296,9 +347,15 @@ class GPT(nn.Module):
         places = slice(0, T) if cache is None else cache.positions(T)
         rotary = self.cos_PD[places].unsqueeze(-2), self.sin_PD[places].unsqueeze(-2)
         x_BTC = rms_norm(self.embed(tokens_BT))
-        first_values = FirstValues()
-        for block in self.blocks:
-            x_BTC = block(x_BTC, rotary, cache, first_values)
+        x0_BTC, first_values = x_BTC, FirstValues()
+        for layer, block in enumerate(self.blocks):
+            if self.config.residual_lambdas:
+                x_BTC = self.residual_lambdas[layer].to(x_BTC.dtype) * x_BTC
+            if self.config.x0_lambdas:
+                x_BTC = x_BTC + self.x0_lambdas[layer].to(x_BTC.dtype) * x0_BTC
+            has_values = self.config.has_value_embedding(layer)
+            embedded_BTC = self.value_embed[str(layer)](tokens_BT) if has_values else None
+            x_BTC = block(x_BTC, rotary, cache, first_values, embedded_BTC)
         if cache is not None:
             cache.advance(T)
         return rms_norm(x_BTC)
@@ -318,8 +375,7 @@ class GPT(nn.Module):
 
         The reduction `none` returns B x T losses without gradients.
         """
-        hidden = self._compiled_hidden if torch.is_grad_enabled() else None
-        x_NC = (hidden or self.hidden)(tokens_BT).flatten(0, 1)
+        x_NC = (self._compiled_hidden or self.hidden)(tokens_BT).flatten(0, 1)
         loss = softcapped_cross_entropy(
             x_NC,
             self.head.weight,
@@ -331,11 +387,15 @@ class GPT(nn.Module):
         )
         return loss.view(targets_BT.shape) if reduction == "none" else loss
 
+    def matrix_parameters(self) -> int:
+        """Count the weights of matmuls: not the embeddings."""
+        tables = [module.weight.numel() for module in self.modules() if isinstance(module, Embedding)]
+        return sum(p.numel() for p in self.parameters() if p.ndim > 1) - sum(tables)
+
     def flops_per_token(self) -> int:
-        """Estimate forward and backward at the training context: 6 per weight of a product, 12 L C T for attention."""
-        matrices = sum(p.numel() for p in self.parameters() if p.ndim > 1) - self.embed.weight.numel()
+        """Estimate forward and backward at the training context: 6 per weight of a matmul, 12 L C T for attention."""
         # nanochat's estimate (gpt.py), which does not halve attention for its causal mask.
-        return 6 * matrices + 12 * self.config.layers * self.config.width * self.config.context
+        return 6 * self.matrix_parameters() + 12 * self.config.layers * self.config.width * self.config.context
 
 
 #: Names of tensors: ours, those of nanochat's checkpoints, and those of transformers' `nanochat`; `N` is the layer.

@@ -16,12 +16,13 @@ from lapcli.data.source_files import cached_hub_files
 from lapcli.data.sources import known_set
 from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.data.text.tokens import TextData, describe_source, hub_list, prepare_text
+from lapcli.data.text.tokens import TextData, describe_source, hub_list, prepare_text, tokenise
 from lapcli.generation.engine import generate
 from lapcli.heads.operator_attention import operator_parameters
 from lapcli.measures.bits_per_byte import bigram_bits_per_byte, bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
-from lapcli.models.gpt import GPT, GPTConfig
+from lapcli.models.compiling import pad_rows
+from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
 from lapcli.objectives.objective import (
     BatchPlan,
     LoadedModel,
@@ -34,7 +35,7 @@ from lapcli.objectives.objective import (
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.objectives.weights import InitialWeights, open_weights, tokenizer_for
 from lapcli.recipe.optimizers import MuonSection
-from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource
+from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource, TokenizerSection
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy, this_cpu, to_device
 from lapcli.runtime.environment import runs_dir
@@ -57,7 +58,7 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     """
     named, settings = dict(model.named_parameters()), recipe.optimizer
     if not isinstance(settings, MuonSection):  # recipe/loading.py put the section of another optimizer in its place
-        return decay_groups(settings, named, operator_parameters(model))
+        return decay_groups(settings, named, {*operator_parameters(model), *LAMBDAS})
     width_factor = (recipe.model.width / settings.reference_width) ** -0.5
     adamw = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": settings.weight_decay}
     precision = settings.newton_schulz_precision
@@ -68,6 +69,18 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
     learnt = {name: named.pop(name) for name in sorted(operator_parameters(model))}
     undecayed, rate = {**adamw, "weight_decay": 0.0}, settings.operator_lr * width_factor
     operators = [ParameterGroup("operators", "adamw", rate, learnt, undecayed)] if learnt else []
+    lambdas = {name: {name: named.pop(name)} for name in LAMBDAS if name in named}
+    values = {name: named.pop(name) for name in list(named) if name.startswith("value_embed.")}
+    # nanochat's of July 2026: these rates do not shrink with the width.
+    constants = {"residual_lambdas": (0.005, (0.8, 0.95), 0.05), "x0_lambdas": (0.5, (0.96, 0.95), 0.0)}
+    added = [
+        ParameterGroup(name, "adamw", lr, lambdas[name], {**adamw, "betas": betas, "weight_decay": decay})
+        for name, (lr, betas, decay) in constants.items()
+        if name in lambdas
+    ]
+    if values:
+        rate, options = settings.embedding_lr / 2 * width_factor, {"betas": (0.8, 0.995), "weight_decay": 0.01}
+        added.append(ParameterGroup("value embeddings", "adamw", rate, values, {**adamw, **options}))
     return [
         ParameterGroup(
             "matrices",
@@ -80,6 +93,7 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
         ParameterGroup("embedding", "adamw", settings.embedding_lr * width_factor, embedding, adamw),
         ParameterGroup("head", "adamw", settings.head_lr * width_factor, head, adamw),
         *operators,
+        *added,
     ]
 
 
@@ -237,7 +251,9 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
                 continue
             sequences = self._validation.sequences(0, share.start, len(share))
             tokens_BT, targets_BT = to_device(sequences, self.world.device)
-            losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
+            rows = self.batches.micro_batch if self.policy.compiles else len(share)  # compiled code has one shape
+            losses_BT = self.model.loss(pad_rows(tokens_BT, rows), pad_rows(targets_BT, rows), reduction="none")
+            losses_BT = losses_BT[: len(share)]
             bytes_BT = self._byte_lengths[targets_BT]
             nats += float(losses_BT.sum())
             targets += losses_BT.numel()
@@ -282,11 +298,7 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
 
     @classmethod
     def fetch(cls, recipe: LanguageModelRecipe, progress: Progress) -> dict[str, Any]:
-        init_from = recipe.train.init_from
-        tokenizer = (
-            recipe.tokenizer if init_from is None else tokenizer_for(open_weights(init_from, runs_dir()), recipe)
-        )
-        prepared = prepare_text(recipe.data, tokenizer, progress=progress)
+        prepared = prepare_text(recipe.data, _tokenizer_to_fetch(recipe), progress=progress)
         return {
             "source": recipe.data.train,
             **prepared.facts,
@@ -295,10 +307,21 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
             "tokenizer_sha256": prepared.tokenizer.sha256,
         }
 
+    @classmethod
+    def fetch_part(cls, recipe: LanguageModelRecipe, share: slice, progress: Progress) -> dict[str, Any]:
+        """Tokenise a share of the text's parts; a fetch without a share, or the run, puts all of them together."""
+        _, _, folders = tokenise(recipe.data, _tokenizer_to_fetch(recipe), share, progress)
+        return {"source": recipe.data.train, "parts": len(folders[share]), "of_parts": len(folders)}
+
     def plan_facts(self, batches: BatchPlan) -> PlanFacts:
         recipe = self.recipe
         data = describe_source(recipe.data, recipe.tokenizer)
         return PlanFacts(data=data, **_download_facts(recipe.data), **self.token_facts(recipe.train.steps))
+
+
+def _tokenizer_to_fetch(recipe: LanguageModelRecipe) -> TokenizerSection | Tokenizer:
+    given = recipe.train.init_from
+    return recipe.tokenizer if given is None else tokenizer_for(open_weights(given, runs_dir()), recipe)
 
 
 def _download_facts(source: TextSource) -> dict[str, Any]:

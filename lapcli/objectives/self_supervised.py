@@ -15,16 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lapcli.data.images.colours import Recolouring
-from lapcli.data.images.crops import GLOBALS, CropReader, deal_masks, mask_counts
+from lapcli.data.images.crops import GLOBALS, BatchMasks, CropReader, mask_counts
 from lapcli.data.images.loader import ImageBatches, seconds_to_read
 from lapcli.data.images.sources import ImageData
 from lapcli.data.sources import known_set
-from lapcli.models.compiling import compiled
+from lapcli.models import compiling
 from lapcli.models.dino_vit import DinoViT, Head, StudentTeacher, crop_flops
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
 from lapcli.objectives.dino_monitoring import collapse, neighbour_accuracy, teacher_health
@@ -70,7 +69,10 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         super().use(data, world)
         recipe, train = self.recipe, self.recipe.train
         self._images = ImageBatches(len(data.train), batch=train.batch, group=train.group, repeats=1, seed=recipe.seed)
-        self.start_workers(CropReader(data.train, recipe.data, recipe.seed))
+        side = recipe.data.crops.global_size // recipe.model.patch
+        first = partial(self.batches.first, rank=world.rank)
+        masks = BatchMasks((side, side), recipe.data, recipe.seed, train.group, self.batches.micro_batch, first)
+        self.start_workers(CropReader(data.train, recipe.data, recipe.seed, masks))
         self.notes = [epochs_in_words(recipe, len(data.train)), *accumulation_in_words(self.batches.accumulation)]
 
     @property
@@ -79,9 +81,13 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
 
     def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
         super().build(device, policy)
+        if self.policy.bf16 and self.recipe.train.stream == "bf16":
+            self.model.student.backbone.stream = self.model.teacher.backbone.stream = torch.bfloat16
         # On a CPU, where pieces fit into the cache, fusing gains less than compiling costs.
         compiles = self.policy.compiles and device.type == "cuda"
-        self._recolour = Recolouring(self.recipe.data, partial(compiled, any_length=True) if compiles else None)
+        self._recolour = Recolouring(
+            self.recipe.data, partial(compiling.compiled, any_length=True) if compiles else None
+        )
 
     @classmethod
     def new_model(cls, recipe: SelfSupervisedRecipe, seed: int | None) -> nn.Module:
@@ -92,45 +98,29 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         return model.teacher.backbone  # which is what upstream always evaluates
 
     def compile(self) -> None:
-        self.model.student.backbone.use_compile()
-        self.model.teacher.backbone.use_compile()
+        for network in (self.model.student, self.model.teacher):
+            network.backbone.use_compile()
+            network.dino_head.compile(**compiling.OPTIONS)
+            network.ibot_head.compile(**compiling.OPTIONS)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         return parameter_groups(self.recipe, self.model)
 
     def batch(self, step: int, micro_step: int) -> CropBatch:
-        *crops, global_GBK, local_QBK = self._loader.batch(step, micro_step)
+        *crops, global_GBK, local_QBK, masks_MP, hidden_N = self._loader.batch(step, micro_step)
         global_MCHW, local_LCHW = (
             self._recolour(crops_NHWC.flatten(0, 1), drawn_NK.flatten(0, 1))
             for crops_NHWC, drawn_NK in zip(to_device(crops, self.world.device), (global_GBK, local_QBK), strict=True)
         )
-        masks = self.masks(step, micro_step)
-        # On the host: on a GPU the host would have to wait for the number of masked patches.
-        hidden = np.flatnonzero(masks)
-        masks_MP, hidden_N = to_device(map(torch.from_numpy, (masks, hidden)), self.world.device)
+        masks_MP, hidden_N = to_device((masks_MP, hidden_N), self.world.device)
         return CropBatch(global_MCHW, local_LCHW, masks_MP, hidden_N, self.batches.micro_batch, step)
-
-    def masks(self, step: int, micro_step: int) -> np.ndarray:
-        """Return the masks of this process's groups, in the order of its global crops."""
-        recipe, group = self.recipe, self.recipe.train.group
-        side = recipe.data.crops.global_size // recipe.model.patch
-        first = self.batches.first(micro_step, self.world.rank) // group
-        section = recipe.data.masks
-        ratios = section.ratio[0], section.ratio[1]
-        by_group = [
-            deal_masks(GLOBALS * group, (side, side), section.probability, ratios, (recipe.seed, step, number))
-            for number in range(first, first + self.batches.micro_batch // group)
-        ]
-        # From group by group to crop by crop over all groups, which is the order of the crops.
-        by_crop = [masks.reshape(GLOBALS, group, -1) for masks in by_group]
-        return np.concatenate(by_crop, axis=1).reshape(GLOBALS * self.batches.micro_batch, -1)
 
     def synthetic_batch(self, examples: int, device: torch.device) -> CropBatch:
         """Return zeros with as many masked patches as a batch of data has."""
         images = examples
         crops, masks, group = self.recipe.data.crops, self.recipe.data.masks, self.recipe.train.group
-        patches, (low, high) = (crops.global_size // self.recipe.model.patch) ** 2, masks.ratio
-        hidden = images // group * sum(mask_counts(GLOBALS * group, patches, masks.probability, (low, high)))
+        patches = (crops.global_size // self.recipe.model.patch) ** 2
+        hidden = images // group * sum(mask_counts(GLOBALS * group, patches, masks.probability, masks.ratio))
         with device:
             return CropBatch(
                 torch.zeros(GLOBALS * images, 3, crops.global_size, crops.global_size),

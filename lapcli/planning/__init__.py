@@ -1,6 +1,5 @@
-"""Plans a recipe before anything starts: sizes, batches, rates, cost, memory, disk, download, time."""
+"""Plans a recipe before anything starts."""
 
-from lapcli.planning.estimate import plan_training
-from lapcli.planning.plan import TrainingPlan
+from lapcli.planning.plan import TrainingPlan, plan_training
 
 __all__ = ["TrainingPlan", "plan_training"]

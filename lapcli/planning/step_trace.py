@@ -1,8 +1,8 @@
-"""FLOPs and memory of a step, traced with torch's fake tensors: shapes are propagated, nothing is computed.
+"""FLOPs and memory of a training step, traced on fake tensors: shapes are propagated, nothing is computed.
 
 A fake tensor of the CPU is dispatched to the same kernels as a real one, so autograd keeps for the backward what a run
 keeps. A compiled graph on a GPU is assumed to keep as much: torch.compile keeps both sides of an activation function,
-because the matrix product after it needs its result in the backward.
+because the matmul after it needs its result in the backward.
 """
 
 import math
@@ -30,27 +30,20 @@ class StepTrace:
     """FLOPs of a micro-batch, and its bytes beyond weights, gradients that are kept, and optimizer states."""
 
     flops: int  # of matmuls and attention, as if nothing were masked
-    kept: int  # bytes between forward and backward
-    peaks: dict[tuple[str, str], int]  # by phase and part, at the peak of the phase
+    peaks: dict[str, dict[str, int]]  # by phase and part, at the peak of the phase
     operations: int
-
-    def peak(self, phase: str) -> dict[str, int]:
-        return {part: self.peaks[phase, part] for part in PARTS}
 
     def beyond(self, other: "StepTrace", factor: float) -> "StepTrace":
         """Extrapolate the line from the other trace to this one by `factor` times their distance."""
 
         def further(end: int, start: int) -> int:
-            return round(end + factor * (end - start))
+            return max(0, round(end + factor * (end - start)))
 
-        peaks = {}
-        for phase in (FORWARD, BACKWARD):
-            total = further(sum(self.peak(phase).values()), sum(other.peak(phase).values()))
-            for part in PARTS:  # the fullest moments may differ, so a part need not grow linearly; the total does
-                size = total if part == TEMPORARY else further(self.peaks[phase, part], other.peaks[phase, part])
-                peaks[phase, part] = min(max(0, size), total)
-                total -= peaks[phase, part]
-        return StepTrace(further(self.flops, other.flops), further(self.kept, other.kept), peaks, self.operations)
+        peaks = {
+            phase: {part: further(size, other.peaks[phase][part]) for part, size in parts.items()}
+            for phase, parts in self.peaks.items()
+        }
+        return StepTrace(further(self.flops, other.flops), peaks, self.operations)
 
 
 class TooManyOperations(Exception):
@@ -58,28 +51,26 @@ class TooManyOperations(Exception):
 
 
 def trace_step(
-    objective: Objective[Any], examples: int, *, keeps_gradients: bool, most_operations: float = math.inf
+    objective: Objective[Any], examples: int, keeps_gradients: bool, most_operations: float = math.inf
 ) -> StepTrace:
     """Trace a forward and backward of `examples`; `objective` was built on the meta device and cannot be used again.
 
-    `keeps_gradients`: they exist during the forward already, from the micro-batch before or in DDP's buckets (they
-    accumulate there), and are not counted here.
+    `keeps_gradients`: they exist during the forward already, from the micro-batch before or on several ranks, and are
+    not counted here.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = objective.model.to_empty(device=CPU)
         parameters = [p for p in model.parameters() if p.requires_grad]
         for p in parameters:
             p.grad = torch.empty_like(p) if keeps_gradients else None
-        known = [*model.parameters(), *model.buffers(), *(p.grad for p in parameters if keeps_gradients)]
-        log = _StepLog(known, most_operations)
-        with log:
-            log.phase = FORWARD
+        known = [*model.parameters(), *model.buffers(), *(p.grad for p in parameters)]
+        with _StepLog(known, FORWARD, most_operations) as log:
             loss = objective.loss(objective.synthetic_batch(examples, CPU))
-            kept = log.mark_alive(ACTIVATIONS)
+            log.mark_alive(ACTIVATIONS)
             log.phase = BACKWARD
             loss.backward()
             log.mark((p.grad for p in parameters), GRADIENTS)
-    return StepTrace(log.flops, kept, log.peaks(), log.operations)
+    return StepTrace(log.flops, log.peaks(), log.operations)
 
 
 def trace_update(objective: Objective[Any]) -> int:
@@ -93,13 +84,11 @@ def trace_update(objective: Objective[Any]) -> int:
             p.grad = torch.empty_like(p) if p.requires_grad else None
         optimizers = Optimizers(objective.parameter_groups())
         optimizers.step()  # the first step creates the states
-        known = [x for p in model.parameters() for x in (p, p.grad) if x is not None]
-        log = _StepLog([*known, *optimizers.state().values()])
-        with log:
-            log.phase = UPDATE
+        known = [*model.parameters(), *(p.grad for p in model.parameters()), *optimizers.state().values()]
+        with _StepLog(known, UPDATE) as log:
             optimizers.step()
             objective.after_step(0)
-    return sum(size for (phase, _), size in log.peaks().items() if phase == UPDATE)
+    return sum(log.peaks()[UPDATE].values())
 
 
 @dataclass
@@ -109,14 +98,14 @@ class _Storage:
 
 
 class _StepLog(TorchDispatchMode):
-    """Logs FLOPs, and when storages of operations' results are allocated and freed; `known` ones are not
-    counted. One mode for all of it: on fake tensors each mode takes as long as the operation itself.
+    """Logs FLOPs, and when storages of operations' results are allocated and freed; `known` ones are not counted.
+
+    One mode for both: on fake tensors each mode takes as long as the operation itself.
     """
 
-    def __init__(self, known: Iterable[Tensor | None], most_operations: float = math.inf) -> None:
+    def __init__(self, known: Iterable[Tensor | None], phase: str, most_operations: float = math.inf) -> None:
         super().__init__()
-        self._most_operations = most_operations
-        self.phase, self.operations, self.flops = FORWARD, 0, 0
+        self.phase, self.flops, self.operations, self._most_operations = phase, 0, 0, most_operations
         self._formulas = FlopCounterMode(display=False, custom_mapping=_COUNTED).flop_registry
         self._known = [x.untyped_storage() for x in known if x is not None]  # referenced, so that no address is reused
         self._ignored = {storage._cdata for storage in self._known}
@@ -156,21 +145,19 @@ class _StepLog(TorchDispatchMode):
             if key in self._alive:
                 self._alive[key][0].part = part
 
-    def mark_alive(self, part: str) -> int:
-        """Attribute everything that is alive to a part; return its bytes."""
+    def mark_alive(self, part: str) -> None:
         for made, _ in self._alive.values():
             made.part = part
-        return sum(made.size for made, _ in self._alive.values())
 
-    def peaks(self) -> dict[tuple[str, str], int]:
-        """Return the bytes by phase and part, at the fullest moment of each phase."""
+    def peaks(self) -> dict[str, dict[str, int]]:
+        """Return the bytes by phase and part, at the peak of each phase."""
         held = dict.fromkeys(PARTS, 0)
-        fullest = {phase: dict(held) for phase in (FORWARD, BACKWARD, UPDATE)}
+        peaks = {phase: dict(held) for phase in (FORWARD, BACKWARD, UPDATE)}
         for made, change, phase in self._events:
             held[made.part] += change
-            if sum(held.values()) > sum(fullest[phase].values()):
-                fullest[phase] = dict(held)
-        return {(phase, part): size for phase, parts in fullest.items() for part, size in parts.items()}
+            if sum(held.values()) > sum(peaks[phase].values()):
+                peaks[phase] = dict(held)
+        return peaks
 
 
 def _added_product(self_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
@@ -178,7 +165,7 @@ def _added_product(self_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: A
 
 
 def _attention_backward(_: Any, q_BHTD: Any, k_BHSD: Any, *__: Any, **___: Any) -> int:
-    """Count four products; the kernel's fifth recomputes a result of the forward, which is not work of the model."""
+    """Count four matmuls; the kernel's fifth recomputes a result of the forward, which is not work of the model."""
     B, H, T, D = q_BHTD
     return int(4 * 2 * B * H * T * k_BHSD[2] * D)
 

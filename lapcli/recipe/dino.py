@@ -87,6 +87,8 @@ class SelfSupervisedTrain(TrainSection):
     dino: NonNegative = 1.0  # weight of the DINO loss
     koleo: NonNegative = 0.1  # weight of the KoLeo loss
     ibot: NonNegative = 1.0  # weight of the iBOT loss
+    # Of the residual stream where train.precision is bf16. bf16: as DINOv3, which keeps no float32 stream.
+    stream: Literal["bf16", "float32"] = "bf16"
     student_temperature: Positive = 0.1  # of the student's softmax
     sinkhorn_iterations: Annotated[Whole, Field(ge=1, le=1000)] = 3  # of the teacher's targets
 

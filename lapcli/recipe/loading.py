@@ -1,5 +1,6 @@
 """Loads a recipe: reads the file and those it `extends`, applies `--set` and `--seed`, checks, and builds it."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from lapcli.recipe.reading import (
     Problem,
     RecipeError,
     Unreadable,
+    dotted,
     in_reading_order,
     key_shown,
     listed,
@@ -29,9 +31,11 @@ from lapcli.recipe.reading import (
     value_at,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
+from lapcli.runtime.environment import inside_torchrun
 from lapcli.runtime.errors import shortened
 from lapcli.runtime.plugins import Registry
 
+log = logging.getLogger(__name__)
 _LONGEST_PATH = 20  # keys of a `--set`; none has more than five
 
 #: The recipe type of each objective, which names the class that trains it; other packages add theirs.
@@ -67,7 +71,7 @@ def find_recipe(name: str | Path) -> Path:
     short = path.with_suffix("") if path.suffix in (".yaml", ".yml") else path
     parts = short.parts[1:] if short.parts[:1] == ("recipes",) else short.parts
     if parts and ".." not in parts and not short.is_absolute():
-        for folder in (shipped, shipped / "sweeps"):
+        for folder in (shipped, shipped / "sweeps", shipped / "ladders"):
             file = folder.joinpath(*parts[:-1], f"{parts[-1]}.yaml")
             if file.is_file() or _heads_in_name(file):
                 return file
@@ -110,9 +114,17 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
         if unusable:
             found = [Problem(document.place(tuple(key.split("."))), key, reason) for key, reason in unusable]
             raise RecipeError(source, found)
+        for path, reason in () if is_kept or inside_torchrun() else recipe.without_effect():
+            _warn(f"{document.place(path)}  {dotted(path)} has no effect: {reason}")
         return recipe
 
     return load
+
+
+@cache
+def _warn(text: str) -> None:
+    """Warn once: a sweep loads a recipe for each of its cells."""
+    log.warning("warning: %s", text)
 
 
 def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:
@@ -137,8 +149,9 @@ def _recipe_type(document: Document) -> tuple[type[AnyRecipe] | None, list[Probl
         return ChatStageRecipe, []  # the stored recipe of one stage's run
     if isinstance(name, str) and name in OBJECTIVES:
         return _with_optimizer(OBJECTIVES[name], document)
-    if "objective" not in values and "cells" in values:
-        return None, [Problem(document.place(()), "cells", "this is a file of `lap sweep`, not a recipe")]
+    for key, command in {"cells": "sweep", "rungs": "ladder"}.items():
+        if "objective" not in values and key in values:
+            return None, [Problem(document.place(()), key, f"this is a file of `lap {command}`, not a recipe")]
     near = get_close_matches(name, OBJECTIVES, 1) if isinstance(name, str) else []
     expected = _expected(OBJECTIVES)
     message = f"{expected}, got {quoted(name)}" if "objective" in values else f"is missing; {expected}"

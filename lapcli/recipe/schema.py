@@ -25,6 +25,8 @@ from lapcli.recipe.section import (
     wrong_hub_name,
 )
 
+GATE_CHANNELS = 12  # of a GPT's stream, which the gates of value embeddings read
+
 
 class TransformerModel(Section):
     """The keys that all models share: their blocks, and the operators of their heads."""
@@ -80,6 +82,15 @@ class GPTModel(TransformerModel):
     rotary_precision: Literal["float32", "bf16"] = "float32"  # of the rotary tables; bf16: as nanochat
     # Beyond 50 the sum of exp over a large vocabulary would overflow float32.
     softcap: Annotated[float, Field(gt=0, le=50)] = 15.0  # logits are limited to this: softcap * tanh(logits / softcap)
+    # Parts of nanochat's model of 2026; without them their parameters do not exist.
+    residual_lambdas: bool = False  # the stream times a learned number before each block
+    x0_lambdas: bool = False  # plus the first block's input times another
+    value_embeddings: bool = False  # in every other layer, gated, added to the values
+
+    @combination("value_embeddings", "width")
+    def _gates_fit(self) -> str | None:
+        is_narrow = self.value_embeddings and self.width < GATE_CHANNELS
+        return f"their gates read {GATE_CHANNELS} channels, and width is {self.width}" if is_narrow else None
 
     @combination("width", "heads")
     def _head_size_is_even(self) -> str | None:
@@ -114,6 +125,10 @@ class Source(Section):
     def _hub_name(self) -> str | None:
         return wrong_hub_name(self.train)
 
+    @combination("revision", "train", only_warns=True)
+    def _revision_without_effect(self) -> str | None:
+        return None if self.revision is None or self.train.startswith("hub:") else "only a hub data set has one"
+
 
 #: Before the name of a run in `train.init_from`.
 RUN = "run:"
@@ -140,6 +155,10 @@ class TextSource(Source):
     def _files_of_the_source(self) -> str | None:
         return "name at least one file, or remove it" if self.files == [] else unfixed_files(self.train, self.files)
 
+    @combination("files", "train", only_warns=True)
+    def _files_without_effect(self) -> str | None:
+        return None if self.files is None or self.train != "builtin" else "the built-in text has no files"
+
 
 class InitFrom(Section):
     """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint.
@@ -150,6 +169,12 @@ class InitFrom(Section):
     source: Text  # `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint of nanochat
     weights: Text | None = None  # a file that replaces timm's own weights
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the file with the weights
+
+    @combination("weights", "source", only_warns=True)
+    def _weights_without_effect(self) -> str | None:
+        if self.weights is None or self.source.startswith("timm:"):
+            return None
+        return "it is a file for timm:NAME; name the file or folder as the source instead"
 
     @model_validator(mode="before")
     @classmethod

@@ -61,11 +61,14 @@ def unfixed_files(source: str, files: str | list[str] | None) -> str | None:
     return None
 
 
-def combination(*keys: str) -> Callable[[C], C]:
-    """Mark a method that returns why `keys` conflict, or None; the problem is reported at the first key."""
+def combination(*keys: str, only_warns: bool = False) -> Callable[[C], C]:
+    """Mark a method that returns why `keys` conflict, or None; the problem is reported at the first key.
+
+    `only_warns`: the first key has no effect beside the others, which prevents nothing.
+    """
 
     def mark(check: C) -> C:
-        check.combination_keys = keys  # type: ignore[attr-defined]
+        check.combination_keys, check.only_warns = keys, only_warns  # type: ignore[attr-defined]
         return check
 
     return mark
@@ -91,10 +94,19 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _combinations_hold(self) -> Self:
-        found = [(keys, reason) for keys, check in self.combinations() if (reason := check(self))]
-        if found:
+        checks = ((keys, check) for keys, check in self.combinations() if not check.only_warns)  # type: ignore[attr-defined]
+        if found := [(keys, reason) for keys, check in checks if (reason := check(self))]:
             raise Conflicts(found)
         return self
+
+    def without_effect(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield keys that have no effect beside others, in this section and those below it, with the reason."""
+        for keys, check in self.combinations():
+            if check.only_warns and (reason := check(self)):  # type: ignore[attr-defined]
+                yield keys[:1], reason
+        for name in type(self).model_fields:
+            if isinstance(inner := getattr(self, name), Section):
+                yield from (((name, *path), reason) for path, reason in inner.without_effect())
 
 
 def members(annotation: Any) -> list[Any]:

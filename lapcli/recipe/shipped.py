@@ -9,7 +9,7 @@ from lapcli.recipe.loading import load_recipe, shipped_recipes
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_text
 
-SWEEPS = "sweeps"
+FOLDERS = {"sweeps": "sweep", "ladders": "ladder"}  # of files that are not recipes, and what they are
 _LONGEST = 140  # characters of a line about a recipe
 
 
@@ -17,7 +17,7 @@ _LONGEST = 140  # characters of a line about a recipe
 class Shipped:
     name: str  # as commands take it: quickstart, sweeps/laptop
     path: Path
-    kind: str  # its objective, or sweep
+    kind: str  # its objective, sweep or ladder
     summary: str
 
 
@@ -65,15 +65,15 @@ STARTERS = {
 
 
 def list_shipped() -> list[Shipped]:
-    """Return the recipes by name, then the sweeps."""
-    folder = shipped_recipes()
-    return [*map(_shipped, sorted(folder.glob("*.yaml"))), *map(_shipped, sorted((folder / SWEEPS).glob("*.yaml")))]
+    """Return the recipes by name, then the sweeps and the ladders."""
+    folders = [shipped_recipes(), *(shipped_recipes() / name for name in FOLDERS)]
+    return [_shipped(path) for folder in folders for path in sorted(folder.glob("*.yaml"))]
 
 
 def _shipped(path: Path) -> Shipped:
     summary = _first_sentence(path.read_text(encoding="utf-8"))
-    if path.parent.name == SWEEPS:
-        return Shipped(f"{SWEEPS}/{path.stem}", path, "sweep", summary)
+    if (kind := FOLDERS.get(path.parent.name)) is not None:
+        return Shipped(f"{path.parent.name}/{path.stem}", path, kind, summary)
     return Shipped(path.stem, path, load_recipe(path).objective, summary)
 
 

@@ -82,6 +82,20 @@ class Augmentation(Section):
             return f"expected 3a or a policy such as rand-m9-mstd0.5-inc1, got {self.policy[:60]!r}"
         return None
 
+    @combination("scale", "crop", only_warns=True)
+    def _scale_without_effect(self) -> str | None:
+        return None if self.scale is None or self.crop == "random_resized" else "it is for crop: random_resized"
+
+    @combination("padding", "crop", only_warns=True)
+    def _padding_without_effect(self) -> str | None:
+        return None if self.padding is None or self.crop == "padded" else "it is for crop: padded"
+
+    @combination("color_jitter", "policy", only_warns=True)
+    def _jitter_without_effect(self) -> str | None:
+        if self.color_jitter is None or self.policy in (None, "3a"):
+            return None
+        return f"the policy {self.policy} switches it off"
+
 
 class Mixing(Section):
     """Mixup and CutMix; one lambda and box for each group of the global batch."""

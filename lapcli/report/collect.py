@@ -25,7 +25,16 @@ from lapcli.result_rows import find_paths, results
 from lapcli.runs import SWEEP, Run, read_run, time_of
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import read_json
-from lapcli.same_recipe import HEADS, OPERATORS, WholeRecipe, data_set_of, leaves, whole_recipe
+from lapcli.same_recipe import (
+    HEADS,
+    OPERATORS,
+    Difference,
+    WholeRecipe,
+    data_set_of,
+    leaves,
+    paper_differences,
+    whole_recipe,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -56,6 +65,11 @@ class ReportRun:
     @property
     def data_set(self) -> str | None:
         return data_set_of(self.whole.keys, self.run.info)
+
+    @cached_property
+    def paper_differences(self) -> list[Difference] | None:
+        """Where the recipe is not the paper's; None if the paper has no such recipe."""
+        return paper_differences(self.run)
 
     @cached_property
     def values(self) -> dict[str, Any]:

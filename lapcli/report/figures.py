@@ -26,6 +26,8 @@ from lapcli.same_recipe import HEADS
 from lapcli.training.metrics import read_metrics
 
 _MOST_NAMED = 12  # runs in a legend; beyond it has one entry for each row
+LONGEST = 60  # characters of a heading
+_TOGETHER = {"anova": "share of the variance", "spectrum": "components for a share of the variance"}  # axis labels
 POINTS = 200  # of a training curve; more are averaged over stretches of steps
 _PLANS = ("#3b528b", "#21918c", "#5ec962", "#d9a400", "#e4572e", "#a8327d", "#440154", "#7f7f7f")
 
@@ -145,21 +147,27 @@ class Experiment:
 
 
 def experiments_of(grids: Sequence[Grid]) -> list[Experiment]:
-    """Return the experiments with their charts, the one that changed last first."""
+    """Return the experiments with their charts: those that compare rows first, of them the one that changed last."""
 
-    def changed(family: Sequence[Grid]) -> float:
-        return max(time_of(run.run.info) for grid in family for run in grid.runs)
+    def place(family: Sequence[Grid]) -> tuple[bool, float]:
+        newest = max(time_of(run.run.info) for grid in family for run in grid.runs)
+        return any(len(grid.rows) > 1 for grid in family), newest
 
     made = []
-    for number, family in enumerate(sorted(families(grids), key=changed, reverse=True), 1):
-        title = family[0].title
-        if len(family) > 1:
-            kind, data = kind_in_words(family[0].first), data_in_words(family[0].first)
-            title = f"{kind} · {data} · {len(family)} drop paths"
-        experiment = Experiment(number, title[:1].upper() + title[1:], family)
+    for number, family in enumerate(sorted(families(grids), key=place, reverse=True), 1):
+        experiment = Experiment(number, _heading(family), family)
         experiment.charts = list(_charts(experiment))
         made.append(experiment)
     return made
+
+
+def _heading(family: Sequence[Grid]) -> str:
+    """Return kind, data and what tells this family from others, in at most 60 characters."""
+    first, (_, _, *differences) = family[0].first, f"{family[0].title} ·  · ".split(" · ")
+    data = data_in_words(first).rstrip("/").rsplit("/", 1)[-1]  # of a folder its name
+    parts = [kind_in_words(first), data, f"{len(family)} drop paths" if len(family) > 1 else " · ".join(differences)]
+    title = " · ".join(part for part in parts if part.strip(" ·"))
+    return title[:1].upper() + (title[1:] if len(title) <= LONGEST else f"{title[1 : LONGEST - 3]}...")
 
 
 def _charts(experiment: Experiment) -> list[Chart]:
@@ -248,7 +256,7 @@ def _by_rows(family: Sequence[Grid], measures: Sequence[str], name: str) -> Char
     seeds = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
     caption = f"Means over {seeds} seeds; bars are one standard deviation." if max(counts) > 1 else "One seed, no bars."
     what = measures[0].replace("_", "-") if len(measures) == 1 else measures[0].split(".")[0]
-    label = column.label if len(measures) == 1 else "accuracy (%)" if column.unit else what
+    label = column.label if len(measures) == 1 else _TOGETHER.get(what, "accuracy (%)")
     file = re.sub(r"[^a-z0-9-]+", "-", f"{name}-{what}-by-rows".lower())
     across = "Laplacian heads" if family[0].rows_by == (HEADS,) else ", ".join(family[0].rows_by)
     return Chart(file, f"{label[:1].upper()}{label[1:]} by {across}", caption, across, label, lines)

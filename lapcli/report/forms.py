@@ -46,31 +46,24 @@ def to_text(table: Table, width: int | None = None) -> str:
     return "\n".join([*wrapped(table.title, width=width), "", *lines, "", *notes])
 
 
-MARKING = "Best in bold, second best underlined."
+def _with_marking(table: Table) -> list[str]:
+    return [*table.notes, *(["Best in bold, second best underlined."] if table.has_marks else [])]
 
 
 def to_markdown(table: Table) -> str:
-    rows = [list(map(_escaped_markdown, table.header))]
+    marks = {"best": ("**", "**"), "second": ("<u>", "</u>"), None: ("", "")}
+    rows = [list(map(_escaped_markdown, table.header)), ["---"] * len(table.header)]
     for row in table.rows:
-        rows.append([_marked_markdown(_escaped_markdown(entry.text + entry.after), entry.mark) for entry in row])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + " --- |" * len(table.header))
+        rows.append([_escaped_markdown(entry.text + entry.after).join(marks[entry.mark]) for entry in row])
     # Two trailing spaces are Markdown's line break.
     notes = [_escaped_markdown(line) + "  " for line in _with_marking(table)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([f"**{_escaped_markdown(table.title)}**", "", *lines, "", *notes])
-
-
-def _marked_markdown(text: str, mark: str | None) -> str:
-    return f"**{text}**" if mark == "best" else f"<u>{text}</u>" if mark == "second" else text
 
 
 def _escaped_markdown(text: str) -> str:
     escaped = "".join(f"\\{letter}" if letter in "\\|`*_[]<>#" else letter for letter in text)
     return escaped.replace("&", "&amp;").replace("\n", " ")
-
-
-def _with_marking(table: Table) -> list[str]:
-    return [*table.notes, *([MARKING] if table.has_marks else [])]
 
 
 _LATEX = {

@@ -9,9 +9,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from lapcli.report.collect import Grid, ReportRun, kind_in_words
 from lapcli.report.figures import Experiment, experiments_of, write_files
 from lapcli.report.forms import write_for_user
 from lapcli.report.tables import Report, ScoreTable, mean_text, paired_text, paper_text, reading
-from lapcli.runs import runs_in, time_of
+from lapcli.runs import time_of
 from lapcli.runtime import __version__
 from lapcli.runtime.files import read_json
 from lapcli.same_recipe import HEADS
@@ -80,6 +78,7 @@ def page(report: Report, experiments: Sequence[Experiment]) -> str:
         counts=Counter(verdict.status for verdict in judged),
         runs=[_run_row(run) for run in runs],
         facts=_facts(runs),
+        ladders=ladders_in(report.collection.runs[0].run.path.parent),
         notes=[*(f"gap: {gap}" for gap in report.gaps()), *report.notes],
         plotly=Markup(get_plotlyjs()) if any(each.charts for each in experiments) else "",
     )
@@ -88,20 +87,8 @@ def page(report: Report, experiments: Sequence[Experiment]) -> str:
     return text.replace("SCRIPT-HASHES", " ".join(f"'sha256-{each}'" for each in dict.fromkeys(hashes)) or "'none'", 1)
 
 
-@dataclass
-class _Shown:
-    """An experiment as the template reads it."""
-
-    experiment: Experiment
-    summary: str
-    unfinished: list[tuple[str, str, float]]  # run, status in words, share of its steps
-    tables: list[tuple[ScoreTable, str]]  # with the command that gives it again
-    figures: list[tuple[str, str]]  # of analyses: caption and address
-    commands: list[str]
-    differences: list[Any] | None
-
-
-def _shown(experiment: Experiment, report: Report) -> _Shown:
+def _shown(experiment: Experiment, report: Report) -> dict[str, Any]:
+    """Return an experiment as the template reads it."""
     grids = experiment.grids
     runs = [run for grid in grids for run in grid.runs]
     by_title = {table.title: table for table in report.tables}
@@ -119,15 +106,15 @@ def _shown(experiment: Experiment, report: Report) -> _Shown:
         str(runs[0].run.info.get("data") or ""),
     ]
     commands = [str(each) for grid in grids for each in grid.frame["command"].dropna()]
-    return _Shown(
-        experiment,
-        "; ".join(part for part in parts if part) + ".",
-        [_progress(run) for run in runs if not run.run.is_finished],
-        tables,
-        _analysis_figures(runs),
-        _distinct(commands),
-        paper.differences(grids[0]),
-    )
+    return {
+        "experiment": experiment,
+        "summary": "; ".join(part for part in parts if part) + ".",
+        "unfinished": [_progress(run) for run in runs if not run.run.is_finished],
+        "tables": tables,
+        "figures": _analysis_figures(runs),
+        "commands": _distinct(commands),
+        "differences": paper.differences(grids[0]),
+    }
 
 
 def _progress(run: ReportRun) -> tuple[str, str, float]:
@@ -136,20 +123,11 @@ def _progress(run: ReportRun) -> tuple[str, str, float]:
 
 
 def _table_command(grid: Grid, table: ScoreTable, report: Report) -> str:
-    words = ["lap", "report", *_names(grid)]
+    words = ["lap", "report", *(run.name for run in grid.runs)]
     words += ["--columns", ",".join(dict.fromkeys(column.name.split(" [")[0] for column in table.columns))]
     words += [] if grid.rows_by == (HEADS,) else ["--rows", ",".join(grid.rows_by)]
     words += ["--checkpoint", "best"] if report.which == "best" else []
     return shlex.join(words) + _runs_dir(report)
-
-
-def _names(grid: Grid) -> list[str]:
-    """Return a pattern that gives exactly these runs, if there is one; else their names."""
-    names, folder = {run.name for run in grid.runs}, grid.first.run.path.parent
-    first, last = min(names), max(names)
-    prefix = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
-    is_exact = {path.name for path in runs_in(folder) if path.name.startswith(prefix)} == names
-    return [f"{prefix}*"] if is_exact and len(names) > 2 else [run.name for run in grid.runs]
 
 
 def _runs_dir(report: Report) -> str:
@@ -175,6 +153,18 @@ def _analysis_figures(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
             title = f"{record.get('what')} of {', '.join(map(str, drawn))}"
             figures.append((title, _address(kind, path.with_suffix(forms[0]).read_bytes())))
     return figures
+
+
+def ladders_in(folder: Path) -> list[tuple[str, str, list[str]]]:
+    """Return the ladders of a folder of runs: name, verdicts in words, and the addresses of the figures."""
+    return [
+        (
+            file.parent.name,
+            file.read_text(encoding="utf-8"),
+            [_address("image/svg+xml", figure.read_bytes()) for figure in sorted(file.parent.glob("*.svg"))],
+        )
+        for file in sorted(folder.glob(".ladders/*/ladder.txt"))
+    ]
 
 
 def _address(kind: str, content: bytes) -> str:

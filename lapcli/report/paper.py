@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from lapcli.recipe.chat import STAGES
 from lapcli.report.collect import Grid, RowKey
 from lapcli.report.statistics import summarise
 from lapcli.report.tables import LABELS, Cell, Column, Row, ScoreTable, cell, cell_of, mark_best
-from lapcli.runs import read_run
-from lapcli.same_recipe import DROP_PATH, Difference, paper_differences
+from lapcli.same_recipe import DROP_PATH, Difference
 
 Numbers = dict[int, tuple[float, float | None]]  # by Laplacian heads: mean and ±
 
@@ -34,15 +32,9 @@ COMPONENTS = _numbers(_PAPER["components"])
 EXPERIMENTS: dict[str, dict[str, Any]] = _PAPER["experiments"]
 
 
-@cache
-def _differences_of(path: Path, written: float) -> list[Difference] | None:
-    return paper_differences(read_run(path))
-
-
 def differences(grid: Grid) -> list[Difference] | None:
     """Return where the grid's recipe is not the paper's; one run stands for the grid, whose recipes agree."""
-    path = grid.first.run.path
-    return _differences_of(path, (path / "run.json").stat().st_mtime)
+    return grid.first.paper_differences
 
 
 def is_papers(grid: Grid) -> bool:

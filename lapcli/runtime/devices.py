@@ -19,33 +19,16 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from lapcli.runtime.errors import LapError
+from lapcli.runtime.errors import LapError, UsageError
 
 if TYPE_CHECKING:
     import torch
-
-#: Of each GPU, a second: FLOPs in bf16 (dense: data sheets often quote twice as much, with sparsity), FLOPs in float32
-#: without TF32, bytes of its memory, and bytes in each direction between GPUs of a machine: NVLink, or PCIe without it
-#: (NVLink bridges are not assumed).
-PEAKS: dict[str, tuple[float, float | None, float, float]] = {
-    "B200": (2250e12, None, 8e12, 900e9),
-    "H200": (989e12, None, 4.8e12, 450e9),
-    # More specific names first: `_listed` takes the first that matches.
-    "H100 PCIe": (756e12, None, 2e12, 64e9),
-    "H100 NVL": (835e12, None, 3.9e12, 64e9),
-    "H100": (989e12, 67e12, 3.35e12, 450e9),
-    "A100": (312e12, 19.5e12, 2.039e12, 300e9),
-    "L40S": (362e12, None, 864e9, 32e9),
-    "L40": (181e12, 90.5e12, 864e9, 32e9),
-    "A40": (150e12, None, 696e9, 32e9),
-    "RTX 4090": (165e12, None, 1008e9, 32e9),
-    "RTX 3090": (71e12, None, 936e9, 32e9),
-}
 
 #: Suffixes that name another, slower or faster, GPU of the same number.
 _OTHER_MODELS = {"laptop", "max-q", "ti", "super", "d"}
@@ -126,20 +109,6 @@ def use_whole_float32() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def peak_flops(device_name: str) -> float | None:
-    """Return the peak in bf16, or None if it is not known (a CPU, an unlisted GPU)."""
-    peaks = _listed(device_name)
-    return None if peaks is None else peaks[0]
-
-
-def _listed(device_name: str) -> tuple[float, float | None, float, float] | None:
-    """Return the first peaks whose name is in the device's as whole words: an "RTX A4000" is not an "A40"."""
-    if _OTHER_MODELS & set(device_name.lower().split()):
-        return None
-    names = (name for name in PEAKS if re.search(rf"\b{re.escape(name)}\b", device_name, re.IGNORECASE))
-    return PEAKS.get(next(names, ""))
-
-
 @dataclass(frozen=True)
 class Device:
     """One of the devices that a run is planned for."""
@@ -150,6 +119,7 @@ class Device:
     bf16_flops: float | None = None  # a second, at best
     float32_flops: float | None = None
     native_bf16: bool = True  # of a GPU: not emulated
+    link: float | None = None  # bytes a second in each direction between two of them in one machine
 
     @property
     def usable(self) -> int | None:
@@ -171,19 +141,51 @@ class Device:
     def peak(self, bf16: bool) -> float | None:
         return self.bf16_flops if bf16 else self.float32_flops
 
-    @property
-    def bandwidths(self) -> tuple[float, float] | None:
-        """Bytes per second of its memory and between two such devices; None if they are not known."""
-        peaks = _listed(self.name) if self.type == "cuda" else None
-        return None if peaks is None else peaks[2:]
+
+def _gpu(name: str, mebibytes: int, bf16: float, float32: float, link: float, native_bf16: bool = True) -> Device:
+    """Return a GPU by its data sheet: TFLOPs a second, GB a second between two of them."""
+    return Device(name, "cuda", mebibytes * 2**20, bf16 * 1e12, float32 * 1e12, native_bf16, link * 1e9)
 
 
-#: By the names that `lap plan --gpu` takes.
+#: By the names that `--gpu` takes. Memory as the driver reports it; TFLOPs in bf16 dense (data sheets often quote twice
+#: as much, with sparsity) and summed in float32, then in float32 without TF32; the link is NVLink, or PCIe without it.
 GPUS = {
-    "l40": Device("L40", "cuda", 46_068 * 2**20, *PEAKS["L40"][:2]),
-    "h100": Device("H100", "cuda", 81_559 * 2**20, *PEAKS["H100"][:2]),
-    "a100": Device("A100 80GB", "cuda", 81_920 * 2**20, *PEAKS["A100"][:2]),
+    "t4": _gpu("T4", 15_360, 65, 8.1, 16, native_bf16=False),  # in float16, which is not used
+    "a10": _gpu("A10", 23_028, 125, 31.2, 32),
+    "l4": _gpu("L4", 23_034, 121, 30.3, 32),
+    "a40": _gpu("A40", 46_068, 150, 37.4, 32),
+    "l40": _gpu("L40", 46_068, 181, 90.5, 32),
+    "l40s": _gpu("L40S", 46_068, 362, 91.6, 32),
+    "a100": _gpu("A100", 81_920, 312, 19.5, 300),
+    "h100-pcie": _gpu("H100 PCIe", 81_559, 756, 51, 64),
+    "h100-nvl": _gpu("H100 NVL", 95_830, 835, 60, 64),
+    "h100": _gpu("H100", 81_559, 989, 67, 450),
+    "h200": _gpu("H200", 143_771, 989, 67, 450),
+    "b200": _gpu("B200", 183_359, 2250, 75, 900),
+    "3090": _gpu("RTX 3090", 24_576, 71, 35.6, 32),
+    "4090": _gpu("RTX 4090", 24_564, 165, 82.6, 32),
+    "5090": _gpu("RTX 5090", 32_607, 209, 104.8, 64),
+    "a6000": _gpu("RTX A6000", 49_140, 155, 38.7, 32),
+    "rtx-6000-ada": _gpu("RTX 6000 Ada", 49_140, 364, 91.1, 32),
 }
+
+
+def named_gpu(name: str) -> Device:
+    if name.lower() not in GPUS:
+        near = get_close_matches(name.lower(), GPUS, 1)
+        hint = f"did you mean {near[0]}? Listed are" if near else "listed are"
+        raise UsageError(f"--gpu {name[:40]!r} is not listed; {hint} {', '.join(GPUS)}")
+    return GPUS[name.lower()]
+
+
+def listed(device_name: str) -> Device | None:
+    """Return the listed GPU whose name is in a driver's as complete words: an "RTX A4000" is not an "A40"."""
+    if _OTHER_MODELS & set(device_name.lower().split()):
+        return None
+    # The longest: an "H100 PCIe" is no other "H100".
+    names = sorted(GPUS.values(), key=lambda gpu: -len(gpu.name))
+    found = (gpu for gpu in names if re.search(rf"\b{re.escape(gpu.name)}\b", device_name, re.IGNORECASE))
+    return next(found, None)
 
 
 def this_cpu() -> Device:
@@ -198,8 +200,8 @@ def this_device(type_: str) -> Device:
 
         name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
         native = torch.cuda.is_bf16_supported(including_emulation=False)
-        bf16_flops, float32_flops, *_ = _listed(name) or (None, None)
-        return Device(name, "cuda", memory, bf16_flops, float32_flops, native)
+        known = listed(name) or Device(name, "cuda", None)
+        return replace(known, name=name, memory=memory, native_bf16=native)
     return this_cpu() if type_ == "cpu" else Device(type_, type_, None)
 
 

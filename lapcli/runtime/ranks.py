@@ -1,5 +1,6 @@
 """The processes of one run: this rank, its device, and the few collectives that the loop needs."""
 
+import dataclasses
 import os
 import platform
 import signal
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lapcli.runtime.devices import has_float64, use_whole_float32
-from lapcli.runtime.environment import STEP_TIMEOUT, inside_torchrun, launcher
+from lapcli.runtime.environment import STEP_TIMEOUT, inside_torchrun, launcher, stopped_mark
 from lapcli.runtime.errors import (
     DataError,
     ExitCode,
@@ -32,6 +33,7 @@ class World:
     size: int
     device: torch.device
     group: Any = None  # of torch; None: the default one
+    is_restarted: bool = False  # the launcher has started ranks before: one of them died, or a machine joined
 
     @property
     def is_main(self) -> bool:
@@ -179,12 +181,17 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
         options = {"backend": "nccl", "device_id": chosen}  # without its device NCCL guesses one, and may hang
     if not dist.is_initialized():
         dist.init_process_group(**options, timeout=timedelta(minutes=step_timeout))
-    return World(dist.get_rank(), dist.get_world_size(), chosen)
+    return _with_restarts(World(dist.get_rank(), dist.get_world_size(), chosen))
 
 
-def is_restarted() -> bool:
-    """Return whether the launcher has started this rank again, after one of the ranks died."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+def _with_restarts(world: World) -> World:
+    """Note whether ranks were started before. torchrun counts only starts after a failure, so a mark counts all."""
+    begun = None if (mark := stopped_mark()) is None else mark.with_name("begun")
+    is_counted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    is_restarted = world.any(is_counted or (begun is not None and begun.exists()))
+    if begun is not None:  # now that all have looked
+        begun.touch()
+    return dataclasses.replace(world, is_restarted=is_restarted)
 
 
 def pick_device(wanted: str) -> str:

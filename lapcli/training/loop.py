@@ -27,7 +27,7 @@ from lapcli.heads.operator_attention import freeze_vanishing_biases
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
-from lapcli.runtime.devices import peak_flops
+from lapcli.runtime.devices import listed
 from lapcli.runtime.errors import Diverged, Interrupted
 from lapcli.runtime.progress import LogConsole, StepProgress
 from lapcli.runtime.ranks import World
@@ -101,7 +101,10 @@ class Loop:
             batch = self._batch(step, micro_step)
             _seed_model(self.seed, step, micro_step, self.world.rank)
             if isinstance(self.module, FSDPModule):  # the ranks average gradients once per step
-                self.module.set_requires_gradient_sync(micro_step == accumulation - 1)
+                is_last = micro_step == accumulation - 1
+                self.module.set_requires_gradient_sync(is_last)
+                # Weights that stay gathered until the backward stay so for the other micro-steps too.
+                self.module.set_reshard_after_backward(is_last or self.recipe.train.shard == "weights")
             loss = self.module(self.objective.loss, batch)
             (loss / accumulation).backward()
             total += loss.detach()
@@ -336,5 +339,5 @@ def _is_due(step: int, every: int | None) -> bool:
 def _peak_of(world: World) -> float | None:
     if world.device.type != "cuda":
         return None
-    peak = peak_flops(torch.cuda.get_device_name(world.device))
-    return None if peak is None else peak * world.size
+    gpu = listed(torch.cuda.get_device_name(world.device))
+    return None if gpu is None or gpu.bf16_flops is None else gpu.bf16_flops * world.size

@@ -21,7 +21,7 @@ from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError, is_out_of_memory
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import LogConsole
-from lapcli.runtime.ranks import World, is_restarted, joined_world
+from lapcli.runtime.ranks import World, joined_world
 from lapcli.runtime.signals import stop_at_once
 from lapcli.training.loop import Loop
 
@@ -52,7 +52,7 @@ def train_in_world(
     if recipe.train.deterministic and world.device.type == "mps":
         raise UsageError("train.deterministic: Apple GPUs have no deterministic algorithms; use --set train.device=cpu")
     # Ranks that are started again after one died resume the run that they began with --fresh.
-    fresh = fresh and not world.any(is_restarted())
+    fresh = fresh and not world.is_restarted
     with world.together():
         recipe = with_sha256(recipe, runs_dir / name, fresh)
     world.require_same({"recipe": recipe_hash(recipe)})  # another learning rate would train along unnoticed

@@ -18,12 +18,12 @@ from PIL import Image
 from support import edit_checkpoint, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.analysis.analyze import analyze
-from lapcli.analysis.analyzed_models import find_models, results_folder
-from lapcli.analysis.measurement import CLASSES, Settings
+from lapcli.analysis.analyzed_models import Selection, find_models, results_folder
+from lapcli.analysis.measurement import Settings
 from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
-from lapcli.analysis.selection import Selection, find_runs
 from lapcli.recipe import OBJECTIVES
 from lapcli.report.collect import collect
+from lapcli.runs import read_run
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,10 @@ def check_files(folder, what):
     assert told["definition"] == MEASUREMENTS[what].definition
     rows = list(csv.DictReader(io.StringIO((folder / f"{what}.csv").read_text())))
     assert {row["run"] for row in rows} == {run["name"] for run in told["runs"]}
-    assert min(Image.open(folder / f"{what}.png").size) > 200
-    assert ElementTree.parse(folder / f"{what}.svg").getroot().tag.endswith("svg")
+    if (folder / f"{what}.png").is_file():  # a single bar is not drawn
+        assert min(Image.open(folder / f"{what}.png").size) > 200
+    if (folder / f"{what}.svg").is_file():
+        assert ElementTree.parse(folder / f"{what}.svg").getroot().tag.endswith("svg")
     return told
 
 
@@ -64,7 +66,7 @@ def check_files(folder, what):
     [("vit_*", "classification", 3, 17), ("gpt_*", "language_model", 2, 32), ("dino_*", "self_supervised", 1, 17)],
 )
 def test_all_that_fits_each_kind(pattern, kind, count, tokens, runs, capsys, tmp_path):
-    out = analyzed(capsys, runs, "all", "--runs", pattern, "--limit", "40", "--out", str(tmp_path))
+    out = analyzed(capsys, runs, "all", pattern, "--limit", "16", "--format", "png", "--out", str(tmp_path))
     fits = [
         what for what in measurements_for(OBJECTIVES[kind].gives) if what != "mixing"
     ]  # their operators have nothing learnt
@@ -91,7 +93,10 @@ EVERY_OPERATOR = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["classification", "language_model", "self_supervised"])
+@pytest.mark.parametrize(
+    "kind",
+    ["classification", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("language_model", "self_supervised"))],
+)
 def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, monkeypatch, capsys):
     """And `updates` says which head is which."""
     monkeypatch.setenv("LAP_CACHE", str(shared_cache))
@@ -163,15 +168,11 @@ def reported(runs):
     return dict(zip(frame["measure"], frame["value"], strict=True))
 
 
-def chosen(selection):
-    return find_models(selection, find_runs(selection))
-
-
 def test_a_set_of_runs_has_a_folder_of_its_names(runs, capsys):
     """So that one comparison does not replace another."""
     analyzed(capsys, runs, "cossim", "vit_0L", "--run", "vit_2L", "--limit", "10")
     check_files(runs / "analysis" / "vit_0L+vit_2L" / "limit-10", "cossim")
-    models = chosen(Selection(runs, ["vit_4L", "vit_0L"]))
+    models = find_models(Selection(), [read_run(runs / name) for name in ("vit_4L", "vit_0L")])
     assert results_folder(models, runs) == runs / "analysis" / "vit_0L+vit_4L"
     many = [dataclasses.replace(models[0], name=f"a_rather_long_name/{n}", path=Path(str(n))) for n in range(9)]
     name = results_folder(many, runs).name
@@ -187,8 +188,8 @@ def test_results_do_not_depend_on_the_batch(runs):
     what = ["spectrum", "anova", "cossim", "snr", "collapse", "simplex", "pca", "updates"]
 
     def layers(batch):
-        selection = Selection(runs, ["vit_2L"], limit=30, batch=batch)
-        return {a.what: a.to_dict()["runs"][0]["layers"] for a in analyze(what, chosen(selection), Settings())}
+        models = find_models(Selection(limit=30, batch=batch), [read_run(runs / "vit_2L")])
+        return {a.what: a.to_dict()["runs"][0]["layers"] for a in analyze(what, models, Settings())}
 
     one, other = layers(7), layers(30)
     for name in what:
@@ -207,9 +208,6 @@ def test_language_shares_come_both_ways_with_the_number_of_classes(runs, capsys,
         parts = layer[f"between_class_share{suffix}"] + layer[f"within_class_share{suffix}"]
         assert parts == pytest.approx(1)
     assert "within_sequence_share" not in layer
-    (all_of_them,) = numbers(capsys, runs, *given, "--min-count", "1")["runs"][0]["layers"]
-    assert all_of_them["classes"] == layer["classes"] + layer["classes_left_out"]
-    assert all_of_them["examples"] == 8 * 32
 
 
 def test_an_untrained_model_stands_beside_the_trained(runs, capsys, tmp_path):
@@ -227,23 +225,21 @@ def test_one_token_of_each_image_has_no_spectrum(runs, capsys, tmp_path):
 
 def test_a_stock_timm_model(runs, capsys, tmp_path):
     name = "timm:test_vit"  # timm's own model for tests
-    out = analyzed(capsys, runs, "all", "--model", name, "--init", "--limit", "6", "--out", str(tmp_path))
+    out = analyzed(capsys, runs, "spectrum", "--model", name, "--init", "--limit", "6", "--out", str(tmp_path))
     assert "0L, untrained" in out
     told = check_files(tmp_path, "spectrum")
     assert told["runs"][0]["laplacian_heads"][0] == 0
-    assert not (tmp_path / "collapse.json").exists()  # its classifier knows other classes than the digits
 
 
 def test_feature_maps_of_a_picture_of_any_size(runs, capsys, tmp_path):
     picture(1, size=(60, 40)).save(tmp_path / "photo.png")
     given = "features", "--run", "dino_2L", "--image", str(tmp_path / "photo.png"), "--out", str(tmp_path)
-    (layer,) = numbers(capsys, runs, *given, "--overlay", "--limit", "2")["runs"][0]["layers"]
+    (layer,) = numbers(capsys, runs, *given, "--limit", "2")["runs"][0]["layers"]
     assert (layer["pictures"], layer["patches"]) == (1, 48 * 72)
     check_files(tmp_path, "features")
 
 
 def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, tmp_path, shared_cache):
-    from lapcli.runs import read_run
     from lapcli.runtime.progress import LogConsole
     from lapcli.training.stages import train_stages
 
@@ -256,8 +252,8 @@ def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, t
         name="gpt_4L",
         console=console,
     )
-    given = "spectrum", "--run", "gpt_4L", "--limit", "4", "--out", str(tmp_path)
-    before, after = numbers(capsys, runs, *given), numbers(capsys, runs, *given, "--stage", "sft")
+    given = "spectrum", "--limit", "4", "--out", str(tmp_path)
+    before, after = (numbers(capsys, runs, *given, "--run", name) for name in ("gpt_4L", "gpt_4L-sft"))
     assert after["runs"][0]["name"] == stage.name == "gpt_4L-sft"
     assert after["runs"][0]["data_sha256"] == before["runs"][0]["data_sha256"]
     assert after["runs"][0]["weights_sha256"] == stage.info["weights_sha256"]
@@ -267,7 +263,7 @@ def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, t
     ("arguments", "named"),
     [
         (["spectrum", "--run", "nothing"], "there is no run nothing"),
-        (["spectrum", "--runs", "zzz*"], "--runs"),
+        (["spectrum", "zzz*"], "zzz*"),
         (["spectrum", "--run", "vit_0L", "--run", "gpt_0L"], "one kind"),
         (["collapse", "--run", "gpt_0L"], "does not apply to models of language"),
         (["simplex", "--run", "dino_2L"], "does not apply to models of self_supervised"),
@@ -282,9 +278,8 @@ def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, t
         (["spectrum", "--model", "timm:resnet18", "--init"], "cannot be measured"),
         (["spectrum", "--model", "timm:vit_tinny"], "timm has no model"),
         (["spectrum", "--run", "vit_0L", "--checkpoint", "7"], "has no checkpoint '7'"),
-        (["spectrum", "--run", "gpt_0L", "--stage", "midtrain"], "midtrain"),
         (["spectrum", "--run", "vit_0L", "--data", "nowhere/at/all"], "nowhere/at/all"),
-        (["cossim", "--min-count", "3"], "--min-count"),  # an option that would do nothing is refused
+        (["cossim", "--classes", "3"], "--classes"),  # an option that would do nothing is refused
     ],
 )
 def test_wrong_usage_is_one_message(arguments, named, runs, capsys):
@@ -307,11 +302,3 @@ def test_tokens_that_are_not_finite(runs, capsys, tmp_path):
     assert code == 1
     assert "layer 1 of broken" in err
     assert "Traceback" not in err
-
-
-def test_help_of_each_measurement_has_examples_and_its_own_options(capsys):
-    for what in MEASUREMENTS.built_in():
-        code, out, _ = run_main(capsys, "analyze", what, "-h")
-        assert code == 0
-        assert f"lap analyze {what}" in out[out.index("Examples:") :]
-        assert ("--classes" in out) == (CLASSES in MEASUREMENTS[what].options)

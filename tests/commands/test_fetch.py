@@ -72,3 +72,45 @@ def test_help_ends_with_examples():
     done = run("-h")
     assert done.exit_code == 0
     assert "lap fetch recipes/gpt561m.yaml" in done.stdout.split("Examples:")[1]
+
+
+def test_parts_of_array_jobs_make_what_one_process_makes(recipe, tmp_path, monkeypatch):
+    """In any order, with one part left to the end and one interrupted; three files of two shares and a held-out one."""
+    from lapcli.data.text import tokens
+
+    monkeypatch.setattr(tokens, "PART_BYTES", 1)  # a part for each file
+    lines = [json.dumps({"text": f"c has text number {i} in it"}) + "\n" for i in range(20)]
+    (tmp_path / "text" / "c.jsonl").write_text("".join(lines))
+
+    def store(cache):
+        monkeypatch.setenv("LAP_CACHE", str(cache))
+        return lambda: {
+            path.relative_to(cache): path.read_bytes() for path in cache.rglob("*.bin") if "unfinished" not in str(path)
+        }
+
+    alone = store(tmp_path / "alone")
+    expected = json.loads(run(recipe, "--json").stdout)
+    shared = store(tmp_path / "shared")
+    assert json.loads(run(recipe, "--json", "--part", "2/2").stdout)["parts"] == 1
+
+    encode = tokens.PartWriter.close
+
+    def stop(*arguments, **facts):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokens.PartWriter, "close", stop)
+    assert run(recipe, "--part", "1/2").exit_code
+    monkeypatch.setattr(tokens.PartWriter, "close", encode)
+    assert len(shared()) == 2  # tokens and documents of the second file
+    before = shared()
+    assert json.loads(run(recipe, "--json", "--part", "1/2").stdout)["parts"] == 2
+    assert before.items() <= shared().items()
+    assert shared() == alone()
+    found = json.loads(run(recipe, "--json").stdout)
+    assert {**found, "folder": ""} == {**expected, "folder": ""}
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b", "1/0"])
+def test_a_part_that_does_not_exist_is_refused(recipe, part):
+    assert isinstance(run(recipe, "--part", part).exception, UsageError)
+    assert part in str(run(recipe, "--part", part).exception)

@@ -55,16 +55,12 @@ class Connection:
         (lambda: check_compiling("cuda", lambda device: None), "passes"),
         (lambda: check_compiling("cuda", no_compiler), "fails"),
         (lambda: check_compiling("cpu", no_compiler), "warns"),
-        (lambda: check_shared_memory(None, 8), "passes"),
         (lambda: check_shared_memory(64 * 2**20, 8), "fails"),
         (lambda: check_shared_memory(64 * 2**20, 1), "warns"),
         (lambda: check_shared_memory(2**33, 8), "passes"),
-        (lambda: check_cores(64, 64, 8), "passes"),
         (lambda: check_cores(8, 64, 8), "warns"),
-        (lambda: check_file_limit(100), "fails"),
         (lambda: check_file_limit(1024), "warns"),
         (lambda: check_file_limit(resource.RLIM_INFINITY), "passes"),
-        (lambda: check_disk(Path("/"), lambda place: 10**8), "fails"),
         (lambda: check_disk(Path("/"), lambda place: 10**10), "warns"),
         (lambda: check_disk(Path("/"), lambda place: 10**12), "passes"),
         (lambda: check_hub(True, "https://example.org", unreachable), "passes"),
@@ -119,7 +115,7 @@ def _fine() -> Finding:
     return passes("fine")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_check_that_ends_its_process_has_failed_and_the_others_run():
     names = {"one": _fine, "two": kill_process, "three": kill_process, "four": _fine, "five": broken}
     checks = [Check("a", name, run, is_needed=name != "three", may_crash=True) for name, run in names.items()]

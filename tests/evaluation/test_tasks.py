@@ -1,13 +1,10 @@
 """Which tasks fit which models, and what is refused before anything is loaded."""
 
-import json
 import sys
 
 import pytest
-import yaml
 from harness_support import make_run
 from image_support import TINY_IMAGES
-from runtime.test_plugins import install, lap_with
 from support import ROOT, run_process
 
 from lapcli.evaluation.tasks import STOCK, chosen_tasks, evaluated_objectives, new_request, tasks_of
@@ -115,30 +112,3 @@ for words in commands:
         [sys.executable, "-c", code, str(run.path.parent), *wrong], capture_output=True, text=True, cwd=ROOT
     )
     assert result.stdout == "2 []\n" * len(wrong), result.stderr
-
-
-PICTURES = """
-from typing import Literal
-
-from lapcli.recipe.vision import ClassificationRecipe
-
-
-class PicturesRecipe(ClassificationRecipe):
-    objective: Literal["pictures"]
-
-
-def register(extensions):
-    extensions.add("objective", PicturesRecipe)
-"""
-
-
-def test_an_objective_of_another_package_is_evaluated_by_what_its_models_give(tmp_path):
-    install(tmp_path, "gallery", PICTURES)
-    recipe_file = tmp_path / "pictures.yaml"
-    recipe_file.write_text(yaml.safe_dump({**TINY_IMAGES, "objective": "pictures"}))
-    trained = lap_with(tmp_path, "train", str(recipe_file), "--runs-dir", str(tmp_path / "runs"), "--nproc", "1")
-    assert trained.returncode == 0, trained.stderr
-    result = lap_with(tmp_path, "eval", "--runs-dir", str(tmp_path / "runs"), "--tasks", "top1", "--json")
-    assert result.returncode == 0, result.stderr
-    lines = (tmp_path / "runs" / "pictures" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(result.stdout)["tasks"]["top1"]["value"] == json.loads(lines[-1])["validation_top1"]

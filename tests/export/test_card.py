@@ -5,8 +5,7 @@ from huggingface_hub import ModelCard
 
 from lapcli.export.export import export_run
 from lapcli.objectives.loading import find_checkpoint
-from lapcli.recipe.schema import BaseRecipe, LanguageModelRecipe
-from lapcli.runtime.files import write_json
+from lapcli.result_rows import add_rows, row
 
 
 def card_of(run, to):
@@ -14,25 +13,20 @@ def card_of(run, to):
     return ModelCard.load(folder / "README.md")
 
 
-def evaluated(run, weights_sha256, value):
-    score = {"task": "top1", "value": value, "count": 360, "interval": [0.5, 0.7], "details": {}}
-    content = {"weights_sha256": weights_sha256, "data_sha256": "d" * 64, "limit": 360, "tasks": {"top1": score}}
-    (run.path / "eval").mkdir(exist_ok=True)
-    write_json(run.path / "eval" / f"step-000001_top1_{value}.json", content)
-
-
 def test_scores_of_these_weights_are_the_model_index(tmp_path):
     run = vit_run(tmp_path)
-    evaluated(run, find_checkpoint(run, "last").weights_sha256, 0.625)
-    evaluated(run, "0" * 64, 0.4321)  # of another checkpoint
+    known = {"unit": "fraction", "direction": "higher", "stderr": 0.025, "n": 360, "limit": 360}
+    weights = find_checkpoint(run, "last").weights_sha256
+    add_rows(run, [row("top1", "top1", 0.625, weights_sha256=weights, **known)])
+    add_rows(run, [row("top1", "top1", 0.4321, weights_sha256="0" * 64, **known)])  # of another checkpoint
     card = card_of(run, "timm")
     assert card.data.model_name == "vit"
     assert (card.data.library_name, card.data.pipeline_tag) == ("timm", "image-classification")
     (result,) = card.data.eval_results
     assert (result.dataset_type, result.metric_value) == ("top1", 0.625)
-    assert result.metric_args == {"n": 360, "interval_95": [0.5, 0.7]}
+    assert (result.metric_args["n"], result.metric_args["stderr"]) == (360, 0.025)
     assert result.dataset_args["limit"] == 360
-    assert "| top1 | top1 | 0.625 | 0.5 to 0.7 | 360 | -, only 360 examples |" in card.text
+    assert "| top1 | top1 | 0.625 fraction | 0.025 | 360 | limit 360 |" in card.text
     assert "0.4321" not in card.text
 
 
@@ -62,10 +56,3 @@ def test_every_kind_has_one(tmp_path):
     chat = card_of(gpt_run(tmp_path), "hf")
     assert chat.data.tags == ["laplacian-heads", "custom_code"]
     assert "Compared with `chat561m`" in chat.text
-
-
-def test_a_kind_that_is_not_in_the_paper_is_not_compared_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(LanguageModelRecipe, "paper_recipe", BaseRecipe.paper_recipe)  # as another package has it
-    text = card_of(gpt_run(tmp_path, chat=False), "safetensors").text
-    assert "The paper has no recipe of this kind" in text
-    assert "Compared with" not in text

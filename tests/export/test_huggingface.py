@@ -1,35 +1,35 @@
 """Exported GPTs in transformers: the same logits, the same greedy text with every cache, the same tokens."""
 
 import json
-import re
 
 import pytest
 import torch
 from export_support import gpt_run
-from support import ROOT
 
-from lapcli.data.chat.conversation import conversation, render, render_prompt
+from lapcli.data.chat.conversation import conversation, render_prompt
 from lapcli.export.export import export_run
 from lapcli.generation.engine import generate
 from lapcli.objectives.loading import find_checkpoint, open_run
 
 transformers = pytest.importorskip("transformers", reason="the dev extra has it")
 
-PLANS = {
-    "native": {"laplacian_heads": 0},
-    "some heads": {"laplacian_heads": [1, 3]},
-    "all heads, bf16 tables": {"laplacian_heads": 4, "rotary_precision": "bf16"},
-    "plain heads, bf16 tables": {"laplacian_heads": 0, "rotary_precision": "bf16", "kv_heads": None},
-}
+PLANS = [
+    pytest.param({"laplacian_heads": 0}, id="native"),
+    pytest.param({"laplacian_heads": [1, 3]}, id="some heads"),
+    pytest.param({"laplacian_heads": 4, "rotary_precision": "bf16"}, id="bf16 tables", marks=pytest.mark.long),
+    pytest.param({"laplacian_heads": 0, "rotary_precision": "bf16"}, id="plain, bf16", marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(scope="module", params=PLANS)
 def pair(request, tmp_path_factory):
     """Our model and tokenizer, and transformers' of the exported folder."""
-    run = gpt_run(tmp_path_factory.mktemp("runs"), **PLANS[request.param])
+    run = gpt_run(tmp_path_factory.mktemp("runs"), **request.param)
     loaded = open_run(run, find_checkpoint(run, "last"), torch.device("cpu"), float32=True)
     folder = export_run(run, "hf", verified=False).folder
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=request.param != "native")
+    is_native = not (folder / "modeling_lap.py").exists()
+    assert is_native == (request.param == {"laplacian_heads": 0})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=not is_native)
     return *loaded.language_model(), theirs.eval(), folder
 
 
@@ -60,21 +60,6 @@ def test_greedy_text_with_every_cache_and_padding(pair):
             assert set(row[stop:]) <= {pad}
 
 
-@pytest.mark.parametrize("source", ["card", "docs"])
-def test_the_documented_lines_ask_nobody(pair, source, monkeypatch):
-    """transformers asks before it runs a folder's code, unless it was told that it may; the tokenizer has no code."""
-    _, tokenizer, _, folder = pair
-    text = (folder / "README.md" if source == "card" else ROOT / "docs" / "weights.md").read_text()
-    (block,) = re.findall(r"^```\w*\n(from transformers import Auto.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line for line in block.splitlines() if line.startswith(("from ", "model =", "tokenizer ="))]
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the folder's code"))
-    monkeypatch.chdir(folder.parent)
-    names = {"folder": str(folder)}
-    exec("\n".join(lines).replace("FOLDER", str(folder)), names)
-    assert names["tokenizer"]("a").input_ids == [tokenizer.bos, *tokenizer.encode("a")]
-    assert names["tokenizer"].chat_template
-
-
 def test_fine_tuning_sees_the_same_loss(pair):
     ours, _, theirs, _ = pair
     tokens = torch.randint(ours.config.vocab, (2, 16), generator=torch.Generator().manual_seed(3))
@@ -83,23 +68,6 @@ def test_fine_tuning_sees_the_same_loss(pair):
     loss.backward()
     assert all(p.grad is not None for p in theirs.parameters())
     theirs.zero_grad()
-
-
-def test_conversations_and_texts_have_our_ids(pair, test_data):
-    _, tokenizer, _, folder = pair
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    assert theirs("Zwölf  Boxkämpfer\r\n\t1234").input_ids == [
-        tokenizer.bos,
-        *tokenizer.encode("Zwölf  Boxkämpfer\r\n\t1234"),
-    ]
-    files = sorted((test_data / "chat").rglob("*identity*conversations*.jsonl"))
-    rows = [json.loads(line) for line in files[0].read_text(encoding="utf-8").splitlines()[:40]]
-    for row in rows:
-        turns = conversation(row)
-        messages = row["messages"] if isinstance(row, dict) else row
-        assert ids(theirs, messages) == render(turns, tokenizer).ids.tolist()
-        asked, prompt = messages[:-1], turns[:-1]
-        assert ids(theirs, asked, add_generation_prompt=True) == render_prompt(prompt, tokenizer)
 
 
 def test_system_text_and_calculator_calls_have_our_ids(pair):

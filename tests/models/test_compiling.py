@@ -63,7 +63,8 @@ def test_a_run_has_few_graphs_of_fixed_shapes(kind: str, graphs: Graphs, tmp_pat
     differ from batch to batch, and one graph serves them all."""
     losses, validated = outcome(build(kind, tmp_path, compile=True))
     # Of class tokens and of patches there are four more each: three of Sinkhorn's, and the cross entropy.
-    assert 1 <= len(graphs) <= 3 + (8 if kind == "self_supervised" else 0)
+    # Heads of DINO: two of the student and two of the teacher, and the teacher's blocks once more in the validation.
+    assert 1 <= len(graphs) <= 4 + (13 if kind == "self_supervised" else 0)
     assert not counters["graph_break"]
     assert bool(graphs.symbolic) is (kind == "padded_chat")
     plain_losses, plain_validated = outcome(build(kind, tmp_path, compile=False))

@@ -321,3 +321,65 @@ class TestBf16:
 def test_what_cannot_be_a_gpt(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GPTConfig(**{**SMALL, **changes})
+
+
+PARTS = ("residual_lambdas", "x0_lambdas", "value_embeddings")
+
+
+def test_parts_of_2026_are_the_formula():
+    """A plain reimplementation in float64, layer by layer; and with a cache token by token."""
+    torch.manual_seed(0)
+    shape = {"layers": 3, "heads": 4, "kv_heads": 2, "width": 32, "vocab": 40, "context": 16}
+    model = GPT(GPTConfig(**shape, laplacian_heads=1, **dict.fromkeys(PARTS, True))).double()
+    assert model.residual_lambdas.tolist() == pytest.approx([1.15, 1.10, 1.05])
+    assert model.x0_lambdas.tolist() == pytest.approx([0.2, 0.125, 0.05])
+    assert set(model.value_embed) == {"0", "2"}  # every other layer, the last one included
+    gates = [block.attn.value_gate.weight for block in model.blocks if hasattr(block.attn, "value_gate")]
+    assert all(gate.min() >= 0 and gate.max() <= 0.02 for gate in gates)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(0.3 * torch.randn(p.shape, dtype=p.dtype))
+    tokens = torch.randint(40, (2, 7))
+
+    def norm(x):
+        return x / (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).sqrt()
+
+    def turned(x):  # B, T, heads, D
+        a, b = x[..., :4], x[..., 4:]
+        cos, sin = (table[:7, None].double() for table in (model.cos_PD, model.sin_PD))
+        return norm(torch.cat([a * cos + b * sin, b * cos - a * sin], -1))
+
+    x = x0 = norm(model.embed.weight[tokens])
+    for i, block in enumerate(model.blocks):
+        x = model.residual_lambdas[i] * x + model.x0_lambdas[i] * x0
+        y = norm(x)
+        q, k, v = (y @ getattr(block.attn, name).weight.T for name in "qkv")
+        v = v.view(2, 7, 2, 8)
+        if i != 1:
+            gate = 3 / (1 + torch.exp(-y[..., :12] @ block.attn.value_gate.weight.T))
+            v = v + gate[..., None] * model.value_embed[str(i)].weight[tokens].view(2, 7, 2, 8)
+        q, k = turned(q.view(2, 7, 4, 8)), turned(k.view(2, 7, 2, 8)).repeat_interleave(2, 2)
+        v = v.repeat_interleave(2, 2)
+        logits = torch.einsum("bthd,bshd->bhts", q, k) / 8**0.5
+        seen = torch.ones(7, 7, dtype=torch.bool).tril()
+        out = torch.einsum("bhts,bshd->bthd", logits.masked_fill(~seen, -torch.inf).softmax(-1), v)
+        out[:, :, 3] = v[:, :, 3] - out[:, :, 3]
+        x = x + out.reshape(2, 7, 32) @ block.attn.out.weight.T
+        x = x + torch.relu(norm(x) @ block.mlp.up.weight.T).square() @ block.mlp.down.weight.T
+    expected = 15 * torch.tanh(norm(x) @ model.head.weight.T / 15)
+    torch.testing.assert_close(model(tokens), expected)
+    cache = KVCache(model.config, 2, 7, torch.float64, "cpu")
+    steps = torch.cat([model(tokens[:, t : t + 1], cache) for t in range(7)], 1)
+    torch.testing.assert_close(steps, expected)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_2026_leaves_the_other_weights_as_they_are(part):
+    shape = {"layers": 2, "heads": 2, "width": 16, "vocab": 40, "context": 16}
+    plain, other = (GPT(GPTConfig(**shape, **more), is_drawn=False) for more in ({}, {part: True}))
+    for model in (plain, other):
+        model.initialise(torch.Generator().manual_seed(0))
+    assert other.state_dict().keys() > plain.state_dict().keys()
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(weight, other.state_dict()[name])
+    assert plain.matrix_parameters() == 2 * 12 * 16**2 + 40 * 16

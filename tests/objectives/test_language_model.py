@@ -217,3 +217,15 @@ class TestObjective:
         assert isinstance(left["samples"][0]["continuation"], str)
         assert 0 < left["bigram_bits_per_byte"] < math.log2(275)
         assert objective.weights_metadata()["laplacian_heads"] == "2"
+
+
+def test_groups_of_nanochats_parts_of_2026():
+    """Only the value embeddings' rate, half of the embedding's, shrinks with the width; gates are Muon's."""
+    parts = dict.fromkeys(("residual_lambdas", "x0_lambdas", "value_embeddings"), True)
+    own = recipe(model={"layers": 2, "width": 32, "heads": 4, "context": 16, **parts})
+    groups = {group.name: group for group in parameter_groups(own, GPT(gpt_config(own)))}
+    assert (groups["residual_lambdas"].lr, groups["x0_lambdas"].lr) == (0.005, 0.5)
+    assert groups["x0_lambdas"].options["betas"] == (0.96, 0.95)
+    assert groups["residual_lambdas"].options["weight_decay"] == 0.05
+    assert groups["value embeddings"].lr == pytest.approx(groups["embedding"].lr / 2)
+    assert "blocks.1.attn.value_gate.weight" in groups["matrices"].parameters

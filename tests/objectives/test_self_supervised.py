@@ -4,11 +4,13 @@ teacher that follows its student, and a collapse that is named."""
 import pytest
 import torch
 from dino_support import WHOLE, dino_recipe, loss_in_two_processes, objective
+from objectives_support import build
 from support import ROOT, process
 
 from lapcli.objectives.dino_losses import sinkhorn_targets
 from lapcli.objectives.dino_monitoring import collapse, teacher_health
 from lapcli.recipe import RecipeError, load_recipe
+from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import UsageError
 from lapcli.training.optimizers import Optimizers
 
@@ -47,6 +49,24 @@ def test_workers_change_neither_batches_nor_validation():
         assert torch.equal(one.local_LCHW, other.local_LCHW)
     assert alone.validate(lambda: False) == helped.validate(lambda: False)
     helped.close()
+
+
+@pytest.mark.parametrize("stream", ["bf16", "float32"])
+def test_the_stream_of_student_and_teacher_has_the_precision_of_the_recipe(stream, tmp_path):
+    """On real bf16: every block's output is in it, and the loss differs from float32 by bf16's rounding alone."""
+    exact, policy = build("self_supervised", tmp_path), ComputePolicy("cpu", bf16=True)
+    rough = build("self_supervised", tmp_path, policy=policy, stream=stream)
+    seen = set()
+    for network in (rough.model.student, rough.model.teacher):
+        for block in network.backbone.blocks:
+            block.register_forward_hook(lambda module, given, out: seen.add(out.dtype))
+    losses = [each.loss(each.batch(0, 0)) for each in (exact, rough)]
+    assert seen == {torch.bfloat16 if stream == "bf16" else torch.float32}
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=0.02)
+    losses[1].backward()
+    gradients = [p.grad for _, p in rough.model.trained() if p.grad is not None]
+    assert gradients
+    assert all(g.dtype == torch.float32 and torch.isfinite(g).all() for g in gradients)
 
 
 def test_a_group_cannot_be_cut():
@@ -241,7 +261,6 @@ def test_a_schedule_that_does_not_fit_is_refused_but_runs_of_one_stay_readable(t
 
     from lapcli.recipe import recipe_to_dict
     from lapcli.runs import read_run
-    from lapcli.runtime.errors import UsageError
 
     recipe = dino_recipe(train={"steps": 2})
     with pytest.raises(UsageError, match=r"schedule\.warmup_epochs 1 epochs of 2 steps do not fit into a run of 2"):

@@ -74,6 +74,13 @@ def test_nothing_comes_from_elsewhere_and_only_named_scripts_run(written):
     assert html.escape(EVIL)[:30] in text
 
 
+def test_headings_are_short_and_comparisons_come_first(written):
+    _, path, _ = written
+    headings = re.findall(r"<h2>(.*?)</h2>", path.read_text())
+    assert max(len(html.unescape(each)) for each in headings) <= 60
+    assert "2 drop paths" in headings[0]  # the only experiment that compares rows, and not the newest
+
+
 def test_each_table_says_the_command_that_gives_it_again(written, capsys):
     _, path, _ = written
     commands = [

@@ -197,10 +197,9 @@ def test_rows_by_another_key(capsys, tmp_path):
     assert cells(table)["0.001"]["paired"]["difference"] == pytest.approx(-0.9)
 
 
-@pytest.mark.parametrize("file", ["run.json"])
-def test_a_damaged_run_is_not_left_out_of_a_table(capsys, runs, file):
+def test_a_damaged_run_is_not_left_out_of_a_table(capsys, runs):
     """The table would look as if there had been a seed less."""
-    path = runs / "digits_4L_1" / file
+    path = runs / "digits_4L_1" / "run.json"
     path.write_bytes(path.read_bytes()[:-1])
     code, _, err = report(capsys, runs)
     assert (code, str(path) in err) == (2, True)
@@ -235,11 +234,9 @@ def test_text_from_recipes_is_no_markup(capsys, tmp_path):
     latex = report(capsys, tmp_path, "--format", "latex", *arguments)[1]
     assert r"cost \$5\_\{x\} \& 100\% \#1 \textasciitilde{} \textasciicircum{}" in latex
     assert not re.search(r"^\s*\[", latex, re.MULTILINE)
-    assert r"\<b\>\*x\*\</b\>" in report(capsys, tmp_path, "--format", "markdown", *arguments)[1]
 
 
-def test_marks_in_markdown_and_latex(capsys, runs, tmp_path):
-    assert "| **91.00 ± 1.73 (3)** |" in report(capsys, runs, "--format", "markdown")[1]
+def test_marks_in_latex(capsys, runs, tmp_path):
     out = report(capsys, runs, "--format", "latex")[1]
     assert r"$\mathbf{91.00 \pm 1.73}$ (3)" in out
     assert r"\underline{$86.00 \pm 1.00$} (3)" in out
@@ -260,12 +257,11 @@ def test_a_report_needs_no_torch(runs):
     assert (runs / "report.html").is_file()
 
 
-@pytest.mark.parametrize("form", ["csv", "html"])
-def test_out(capsys, runs, tmp_path, form):
-    path = tmp_path / f"table.{form}"
-    code, out, _ = report(capsys, runs, "--format", form, "--out", str(path))
+def test_out(capsys, runs, tmp_path):
+    path = tmp_path / "table.csv"
+    code, out, _ = report(capsys, runs, "--format", "csv", "--out", str(path))
     assert (code, out.splitlines()[0]) == (0, str(path))
     assert path.stat().st_size > 100
     for wrong in (runs, runs / "no" / "where.txt"):
-        code, _, err = report(capsys, runs, "--format", form, "--out", str(wrong))
+        code, _, err = report(capsys, runs, "--format", "csv", "--out", str(wrong))
         assert (code, str(wrong) in err) == (2, True)

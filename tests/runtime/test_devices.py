@@ -16,7 +16,7 @@ from lapcli.runtime.devices import (
     GPUS,
     check_bf16_of_cpu,
     compute_policy,
-    peak_flops,
+    listed,
     prefer_attention_kernels,
     this_device,
 )
@@ -32,7 +32,7 @@ def use_gpu(monkeypatch: pytest.MonkeyPatch, name: str, major: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "listed"),
+    ("name", "tflops"),
     [
         ("NVIDIA A40", 150e12),
         ("NVIDIA RTX A4000", None),
@@ -46,14 +46,15 @@ def use_gpu(monkeypatch: pytest.MonkeyPatch, name: str, major: int) -> None:
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
     ],
 )
-def test_names_match_by_whole_words(name: str, listed: float | None) -> None:
-    assert peak_flops(name) == listed
+def test_names_match_by_complete_words(name: str, tflops: float | None) -> None:
+    gpu = listed(name)
+    assert (gpu and gpu.bf16_flops) == tflops
 
 
 def test_float32_speed_is_of_the_listed_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     use_gpu(monkeypatch, "NVIDIA A100-SXM4-40GB", 8)
     assert this_device("cuda").float32_flops == GPUS["a100"].float32_flops
-    use_gpu(monkeypatch, "NVIDIA L40S", 8)
+    use_gpu(monkeypatch, "NVIDIA GH200 480GB", 8)
     assert this_device("cuda").float32_flops is None
 
 

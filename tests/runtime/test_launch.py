@@ -117,6 +117,55 @@ def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path
 
 
 @pytest.mark.long
+def test_a_machine_is_lost_comes_back_and_is_stopped(write_recipe, tmp_path):
+    """One or two machines: the run goes on with what is there, with the same global batches; the old run stays."""
+    recipe, run = write_recipe(100_000), tmp_path / "tiny"
+    unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
+    place = ["--nnodes", "1:2", "--rdzv", f"127.0.0.1:{free_port()}", "--max-restarts", "5", "--nproc", "1"]
+
+    def start(number):
+        given = [*place, "--node-rank", str(number), "--runs-dir", str(tmp_path), "--fresh"]
+        return start_lap("train", str(recipe), *given)
+
+    def wait_for_machines(count):
+        """Until the run has taken steps with so many machines."""
+        head.wait_for(lambda: info_of(run).get("world_size") == count and info_of(run)["status"] == "running")
+        before = max(losses(run), default=0)
+        head.wait_for(lambda: max(losses(run), default=0) > before + 3)
+
+    head, other = start(0), start(1)
+    wait_for_steps(head, run, 12)
+    wait_for_machines(2)
+    other.send(signal.SIGKILL)
+    wait_for_machines(1)
+    other = start(1)
+    wait_for_machines(2)
+    other.send(signal.SIGTERM)
+    assert other.result().returncode == 75
+    wait_for_machines(1)
+    head.send(signal.SIGTERM)
+    assert head.result().returncode == 75
+    info, found = info_of(run), losses(run)
+    assert (info["status"], info["world_size"]) == ("interrupted", 1)
+    assert sorted(found) == list(range(1, info["step"] + 1))
+    assert [path.name for path in tmp_path.glob("tiny.old*")] == ["tiny.old-1"]
+    alone = tmp_path / "alone"
+    steps = min(200, info["step"])
+    train_here(load_recipe(recipe, [f"train.steps={steps}"]), alone, "tiny")
+    for step, loss in losses(alone / "tiny").items():
+        if step < steps // 2:  # later the learning rate of the shorter run falls
+            assert found[step] == pytest.approx(loss, rel=1e-4)
+
+
+def test_a_batch_that_some_number_of_machines_cannot_share_is_refused(write_recipe, tmp_path, capsys):
+    place = ["--nnodes", "2:3", "--rdzv", "127.0.0.1:1", "--max-restarts", "1", "--nproc", "1"]
+    code, _, said = run_main(capsys, "train", str(write_recipe(10)), "--runs-dir", str(tmp_path), *place)
+    assert (code, said.splitlines()[-1].startswith("lap: ")) == (2, True)
+    assert "3 machines" in said
+    assert "train.batch" in said
+
+
+@pytest.mark.long
 def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tmp_path):
     """However it ends, no rank is left, the next command resumes, and the losses are those of one process."""
     recipe, run = write_recipe(300), tmp_path / "two" / "tiny"
@@ -254,7 +303,9 @@ def test_inside_torchrun_it_does_not_launch_again(monkeypatch):
 def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
     from torch.distributed.run import config_from_args, parse_args
 
-    options = _torchrun_options(Processes("8", nnodes=4, node_rank=number, rdzv="127.0.0.1:29500", max_restarts=3), "")
+    options = _torchrun_options(
+        Processes("8", nnodes="4", node_rank=number, rdzv="127.0.0.1:29500", max_restarts=3), ""
+    )
     config, _, _ = config_from_args(parse_args([*options, "-m", "lapcli"]))
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (4, 4, 8, 3)
     assert (config.rdzv_backend, config.rdzv_endpoint, config.local_addr) == ("c10d", "127.0.0.1:29500", "127.0.0.1")
@@ -264,7 +315,7 @@ def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
 def test_a_host_that_is_not_there_is_one_sentence(monkeypatch):
     monkeypatch.setattr("lapcli.runtime.launch.SECONDS_TO_MEET", 1)
     with patch.dict(os.environ), pytest.raises(LapError, match=r"127\.0\.0\.1:1 "):
-        launch(Processes("1", nnodes=2, node_rank=1, rdzv="127.0.0.1:1"), ["train"], "cpu")
+        launch(Processes("1", nnodes="2", node_rank=1, rdzv="127.0.0.1:1"), ["train"], "cpu")
 
 
 def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, capsys):
@@ -285,10 +336,12 @@ def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, c
     [
         (Processes("many"), "--nproc"),
         (Processes("0"), "--nproc"),
-        (Processes("1", nnodes=2), "--rdzv HOST:PORT"),
-        (Processes("1", nnodes=2, rdzv="nowhere"), "HOST:PORT"),
-        (Processes("1", nnodes=2, rdzv="a:1", node_rank=2), "--node-rank"),
-        (Processes("1", nnodes=0), "--nnodes"),
+        (Processes("1", nnodes="2"), "--rdzv HOST:PORT"),
+        (Processes("1", nnodes="2", rdzv="nowhere"), "HOST:PORT"),
+        (Processes("1", nnodes="2", rdzv="a:1", node_rank=2), "--node-rank"),
+        (Processes("1", nnodes="0"), "--nnodes"),
+        (Processes("1", nnodes="4:2", rdzv="a:1"), "4:2"),
+        (Processes("1", nnodes="2:4", rdzv="a:1"), "--max-restarts"),
     ],
 )
 def test_wrong_numbers_are_refused(processes, named):

@@ -24,10 +24,11 @@ def verdicts(problems, body, mode):
 
 
 def test_canonical_solutions_pass(problems, mode):
-    found = verdicts(problems, lambda row: row["canonical_solution"], mode)
+    found = verdicts(problems[::4], lambda row: row["canonical_solution"], mode)
     assert not {task: verdict.reason for task, verdict in found.items() if not verdict.passed}
 
 
+@pytest.mark.long
 def test_return_none_never_passes(problems, mode):
     found = verdicts(problems, lambda row: "    return None\n", mode)
     assert not {task: verdict.reason for task, verdict in found.items() if verdict.passed}

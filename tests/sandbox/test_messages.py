@@ -71,52 +71,6 @@ def test_values_that_json_has_trouble_with():
     assert list(crossed(n * n for n in range(4))) == [0, 1, 4, 9]
 
 
-def test_what_a_dictionary_shows_of_itself():
-    """A view equals sets as it does in one process, and has the order of its dictionary."""
-    moved = collections.OrderedDict(a=1, b=2, c=3)
-    moved.move_to_end("a")
-    for plain in ({"b": 2, "c": 3, "a": 1}, moved):
-        keys, values, items = map(crossed, (plain.keys(), plain.values(), plain.items()))
-        assert list(keys) == ["b", "c", "a"]
-        assert list(values) == [2, 3, 1]
-        assert list(items) == [("b", 2), ("c", 3), ("a", 1)]
-        assert keys == {"a", "b", "c"}
-        assert keys & {"a", "x"} == {"a"}
-        assert items == {("a", 1), ("b", 2), ("c", 3)}
-        assert values != [2, 3, 1]
-        assert not isinstance(keys, list)
-    assert list(crossed(moved).items()) == list(moved.items())
-    assert crossed(moved) == moved
-    assert crossed(moved) != collections.OrderedDict(a=1, b=2, c=3)
-
-
-def test_named_tuples_keep_their_names():
-    point = collections.namedtuple("point", "x count")
-    arrived = crossed([point(1, [2]), point(3, 4)])
-    assert [(one.x, one.count) for one in arrived] == [(1, [2]), (3, 4)]
-    assert arrived == [(1, [2]), (3, 4)]
-    assert type(arrived[0]) is type(arrived[1])
-    assert arrived[0]._asdict() == {"x": 1, "count": [2]}
-    assert repr(arrived[0]) == "point(x=1, count=[2])"
-
-    class Odd(tuple):
-        _fields = ("__eq__", "b")
-
-    assert same(crossed(Odd([1, 2])), (1, 2))
-    assert same(crossed(collections.namedtuple("odd", "a class", rename=True)(1, 2)), (1, 2))
-
-
-def test_defaults_are_known_if_they_are_built_in():
-    assert crossed(collections.defaultdict(int, a=1))["b"] == 0
-    assert crossed(collections.defaultdict(list))["b"] == []
-    assert crossed(collections.Counter("aab"))["z"] == 0
-    for default in (None, lambda: 3, Decimal):
-        arrived = crossed(collections.defaultdict(default, a=1))
-        assert arrived == {"a": 1}
-        with pytest.raises(KeyError):
-            arrived["b"]
-
-
 def test_subclasses_arrive_as_what_they_are_made_of():
     """With no method of their own: what they say they equal, or print as, stays behind."""
 

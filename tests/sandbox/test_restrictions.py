@@ -76,10 +76,6 @@ def test_only_what_is_in_the_table_is_allowed(machine):
     assert not {kernel[name] for name in there} & allowed
 
 
-def test_calls_of_another_architecture_kill():
-    assert decide(instructions("x86_64"), 0x40000003, 20) == KILL  # i386, through int 0x80
-
-
 def test_files_are_opened_for_reading_only():
     import os
 
@@ -90,13 +86,3 @@ def test_files_are_opened_for_reading_only():
     for flags in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_APPEND, os.O_TMPFILE, os.O_PATH, os.O_ASYNC):
         assert decide(program, arch, number["openat"], (0, 0, flags)) == EPERM
         assert decide(program, arch, number["open"], (0, flags, 0)) == EPERM
-
-
-def test_fcntl_sends_no_signals():
-    import fcntl
-
-    program, arch, number = instructions("x86_64"), AUDIT_ARCH["x86_64"], numbers("x86_64")["fcntl"]
-    for command in (fcntl.F_DUPFD, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC):
-        assert decide(program, arch, number, (3, command)) == ALLOW
-    for command in (fcntl.F_SETOWN, fcntl.F_SETSIG, fcntl.F_SETFL, fcntl.F_SETLEASE, fcntl.F_NOTIFY, 15, 1031):
-        assert decide(program, arch, number, (3, command)) == EPERM

@@ -10,8 +10,21 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import HANG, LOG, die_at, die_in_update, exit_code, start_child, tiny_recipe, write_text
+from support import (
+    HANG,
+    LOG,
+    die_at,
+    die_in_update,
+    exit_code,
+    run_main,
+    start_child,
+    tiny_recipe,
+    train_here,
+    write_text,
+)
 
+from lapcli.runtime.errors import Interrupted
+from lapcli.training import metrics
 from lapcli.training.metrics import read_metrics, without_times
 
 STEPS = 10
@@ -85,8 +98,14 @@ def with_checkpoints(recipe, **changes):
     return recipe.model_copy(update={"checkpoint": recipe.checkpoint.model_copy(update=changes)})
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize(("point", "times"), FAULT_POINTS)
+@pytest.mark.parametrize(
+    ("point", "times", "asynchronous"),
+    [
+        *((point, times, False) for point, times in FAULT_POINTS),
+        ("before rename", 2, True),
+        *(pytest.param(*point, True, marks=pytest.mark.long) for point in FAULT_POINTS if point[0] != "before rename"),
+    ],
+)
 def test_killed_inside_a_save(uninterrupted, tmp_path, shared_cache, point, times, asynchronous):
     recipe, reference = uninterrupted
     recipe = with_checkpoints(recipe, asynchronous=asynchronous)
@@ -321,3 +340,26 @@ def test_bf16_on_the_cpu_trains_resumes_and_generates(text, tmp_path, shared_cac
         assert tensor.dtype == (torch.bfloat16 if name == "embed.weight" else torch.float32)
     summary = json.loads((tmp_path / "whole" / "run" / "summary.json").read_text())
     assert summary["samples"][0]["prompt"] == "once"
+
+
+def test_parts_of_nanochats_model_of_2026_resume_and_are_refused_by_exports(text, tmp_path, monkeypatch, capsys):
+    parts = dict.fromkeys(("residual_lambdas", "x0_lambdas", "value_embeddings"), True)
+    recipe = tiny_recipe(text, model=parts, train={"steps": 6})
+    whole = train_here(recipe, tmp_path, "whole")
+    starts = load_file(whole.checkpoints / "step-000003" / "model.safetensors")
+    ends = load_file(whole.checkpoints / "step-000006" / "model.safetensors")
+    for name in ("residual_lambdas", "x0_lambdas", "value_embed.1.weight", "blocks.1.attn.value_gate.weight"):
+        assert not torch.equal(starts[name], ends[name])
+
+    def stop(file, line):
+        if line["step"] == 4 and "loss" in line:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(metrics, "listeners", [stop])
+    with pytest.raises(Interrupted):
+        train_here(recipe, tmp_path, "stopped")
+    assert train_here(recipe, tmp_path, "stopped").info["weights_sha256"] == whole.info["weights_sha256"]
+    arguments = ["export", "whole", "--to", "hf", "--runs-dir", str(tmp_path), "--out", str(tmp_path / "out")]
+    code, _, err = run_main(capsys, *arguments)
+    assert (code, all(f"model.{part}" in err for part in parts)) == (2, True)

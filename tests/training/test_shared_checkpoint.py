@@ -170,7 +170,7 @@ def test_a_full_disk_of_one_rank_is_an_error_of_all_and_costs_nothing(parts, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asynchronous", ["false", "true"])
+@pytest.mark.parametrize("asynchronous", ["true", pytest.param("false", marks=pytest.mark.long)])
 def test_a_run_resumes_bitwise_on_its_layout_and_within_rounding_on_others(
     tmp_path, shared_cache, monkeypatch, asynchronous
 ):

@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from lapcli.analysis.measurement import Measurement, Option
+from lapcli.analysis.measurement import Measurement
 from lapcli.runtime.plugins import Registry
 
 
@@ -25,8 +25,3 @@ MEASUREMENTS: Registry[type[Measurement]] = Registry("analysis", _built_in())
 def measurements_for(gives: frozenset[str]) -> list[str]:
     """Return the names of the measurements for models that give this."""
     return [name for name in MEASUREMENTS if MEASUREMENTS[name].needs <= gives]
-
-
-def built_in_options() -> list[Option]:
-    """Return the options of all built-in measurements, each once; options of plugins belong to their own commands."""
-    return list(dict.fromkeys(option for name in MEASUREMENTS.built_in() for option in MEASUREMENTS[name].options))

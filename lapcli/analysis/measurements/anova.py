@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
-from lapcli.analysis.measurement import LAYER, NORM, TOKENS, LayerResult, Measurement, Option, Value
+from lapcli.analysis.drawing import COLOURS, is_one_point, legend_title, lines_of, name_lines, panels, plot_by_layer
+from lapcli.analysis.measurement import LayerResult, Measurement, Value
 from lapcli.analysis.statistics import ClassMoments
 from lapcli.measures.tokens import ROUNDING
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lapcli.analysis.analyze import Analysis, ModelResult
     from lapcli.measures.capture import Capture
 
-MIN_COUNT = Option("min_count", "--min-count", int, 2, "Leave out classes with fewer examples.", minimum=1)
+MIN_COUNT = 2  # classes with fewer examples are left out
 #: Parts of the variance: label, colour and hatch in the figure.
 PARTS = {
     "between_class": ("between classes", COLOURS[0], None),
@@ -48,7 +48,6 @@ class Anova(Measurement):
         "example of the class of its next token. Averages are nested, every class weighs the same; `by_example` "
         "weighs classes by their examples."
     )
-    options = (LAYER, TOKENS, NORM, MIN_COUNT)
     columns: ClassVar = {
         "between_class_share": "between",
         "within_class_share": "within class",
@@ -63,12 +62,8 @@ class Anova(Measurement):
 
     def listen(self, capture: Capture, layer: int) -> AnovaAccumulator:
         examples = self.model.examples
-        accumulator = AnovaAccumulator(
-            len(examples.classes),
-            self.model.anatomy.width,
-            by_token=examples.by_token,
-            min_count=self.settings[MIN_COUNT],
-        )
+        width = self.model.anatomy.width
+        accumulator = AnovaAccumulator(len(examples.classes), width, by_token=examples.by_token)
         capture.on_labelled_tokens(self.site(layer), lambda tokens, labels, _: accumulator.update(tokens, labels))
         return accumulator
 
@@ -82,9 +77,11 @@ class Anova(Measurement):
         return {name: heading for name, heading in shown.items() if not name.endswith("_by_example")}
 
     @classmethod
-    def draw(cls, analysis: Analysis) -> Figure:
+    def draw(cls, analysis: Analysis) -> Figure | None:
         """Draw stacked bars for one layer, or a panel for each part against the layer."""
         runs = analysis.runs
+        if is_one_point(runs):
+            return None
         first = next(iter(runs[0].layers.values())).values
         parts = [name for name in PARTS if f"{name}_share" in first]
         if any(len(run.layers) > 1 for run in runs):
@@ -98,7 +95,7 @@ class Anova(Measurement):
             return figure
         weightings = {"": "every class alike", "_by_example": "weighted by token"}
         shown = weightings if "within_sequence" not in parts else {"": ""}
-        figure, (axes,) = panels(len(shown), width=max(3.4, 1.2 + 0.7 * len(runs)))
+        figure, (axes,) = panels(len(shown), width=max(3.4, 1.2 + 0.7 * len(lines_of(runs))))
         for panel, (suffix, title) in zip(axes, shown.items(), strict=True):
             _plot_stacked(panel, runs, parts, suffix)
             panel.set_title(title)
@@ -112,7 +109,7 @@ class AnovaAccumulator:
     """The parts of the variance in one layer. `by_token`: each token has a class (language), else each sequence
     (images)."""
 
-    def __init__(self, classes: int, width: int, *, by_token: bool, min_count: int = 2) -> None:
+    def __init__(self, classes: int, width: int, *, by_token: bool, min_count: int = MIN_COUNT) -> None:
         self._moments = ClassMoments(classes, width)
         self._by_token, self._min_count = by_token, min_count
 
@@ -133,7 +130,7 @@ class AnovaAccumulator:
         result.values = {"classes": len(kept), "classes_left_out": seen - len(kept), "examples": int(count_K.sum())}
         if not len(kept):
             what = "next token" if self._by_token else "class"
-            result.notes.append(f"no {what} has {self._min_count} examples; give more data, or lower --min-count")
+            result.notes.append(f"no {what} has {self._min_count} examples; give more data")
         for suffix, weight_K in (("", np.ones(len(kept))), ("_by_example", count_K.astype(float))):
             self._add_parts(result, kept, count_K, weight_K / max(weight_K.sum(), 1), suffix)
         if len(kept) == 1:
@@ -165,18 +162,21 @@ class AnovaAccumulator:
 
 
 def _plot_stacked(axes: Any, runs: Sequence[ModelResult], parts: Sequence[str], suffix: str) -> None:
-    base = np.zeros(len(runs))
+    lines = lines_of(runs)
+    base = np.zeros(len(lines))
     for part in parts:
         name, colour, hatch = PARTS[part]
         # A run without variance has no shares; a NaN would hide the bars stacked on top of it.
-        values = np.nan_to_num(np.array(first_layer_values(runs, f"{part}_share{suffix}")))
-        axes.bar(range(len(runs)), values, 0.66, bottom=base, color=colour, hatch=hatch, edgecolor="white", label=name)
+        found = np.array([line.at_first_layer(f"{part}_share{suffix}") for line in lines])
+        values, deviations = np.nan_to_num(found[:, 0]), found[:, 1]
+        bar: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": name, "capsize": 4}
+        axes.bar(range(len(lines)), values, 0.66, bottom=base, yerr=deviations, **bar)
         for place, value in enumerate(values):
             if value > 0.06:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.9}
                 text = f"{value:.0%}"
                 axes.text(place, base[place] + value / 2, text, ha="center", va="center", fontsize=8, bbox=box)
         base = base + values
-    name_runs(axes, runs)
+    name_lines(axes, lines)
     axes.set_ylim(0, 1)
     axes.grid(axis="x", visible=False)

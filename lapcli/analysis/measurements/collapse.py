@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from lapcli.analysis.drawing import COLOURS, first_layer_values, legend_title, name_runs, panels, plot_by_layer
+from lapcli.analysis.drawing import COLOURS, is_one_point, legend_title, lines_of, name_lines, panels, plot_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement, Settings
 from lapcli.analysis.statistics import ClassMoments
 from lapcli.recipe import schema
@@ -98,9 +98,11 @@ class Collapse(Measurement):
         capture.run(self.model.examples.batches())
 
     @classmethod
-    def draw(cls, analysis: Analysis) -> Figure:
+    def draw(cls, analysis: Analysis) -> Figure | None:
         """Draw the paper's four panels and NC1 against the number of heads, or the layer if there are several."""
         runs = analysis.runs
+        if is_one_point(runs):
+            return None
         figure, axes_RC = panels(3, 2, width=3.2, height=2.6)
         axes = axes_RC.reshape(-1)
         by_layer = any(len(run.layers) > 1 for run in runs)
@@ -109,13 +111,15 @@ class Collapse(Measurement):
             if by_layer:
                 plot_by_layer(panel, runs, f"{name}_centred" if is_nc2 else name)
             else:
-                lines = {name: ("", "#333333", "o", "-")}
+                drawn = {name: ("", "#333333", "o", "-")}
                 if is_nc2:
-                    lines = {f"{name}_{vectors}": line for vectors, (_, line) in NC2_VECTORS.items()}
-                for key, (label, colour, marker, line) in lines.items():
-                    values = first_layer_values(runs, key)
-                    panel.plot(range(len(runs)), values, color=colour, marker=marker, linestyle=line, label=label)
-                name_runs(panel, runs)
+                    drawn = {f"{name}_{vectors}": line for vectors, (_, line) in NC2_VECTORS.items()}
+                lines = lines_of(runs)
+                for key, (label, colour, marker, dashes) in drawn.items():
+                    means, deviations = zip(*(line.at_first_layer(key) for line in lines), strict=True)
+                    style = {"color": colour, "marker": marker, "linestyle": dashes, "label": label}
+                    panel.errorbar(range(len(lines)), means, yerr=deviations, capsize=3, **style)
+                name_lines(panel, lines)
             panel.set_title(title + (", centred means" if is_nc2 and by_layer else ""))
             panel.set_ylim(0, max(panel.get_ylim()[1], 1e-6) * 1.08)
         axes[0].set_ylabel("smaller is closer to collapse")

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
-from lapcli.analysis.drawing import panels, title_labels
-from lapcli.analysis.measurement import LAYER, NORM, LayerResult, Measurement, Option, Settings
+from lapcli.analysis.drawing import panels, titles
+from lapcli.analysis.measurement import LayerResult, Measurement, Settings
 from lapcli.analysis.statistics import principal_components
 from lapcli.recipe import schema
 from lapcli.runtime.errors import UsageError
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from lapcli.measures.capture import Capture
     from lapcli.models.anatomy import Anatomy
 
-IMAGE = Option("images", "--image", Path, (), "An image file; repeatable.", is_repeatable=True, is_condition=False)
-OVERLAY = Option("overlay", "--overlay", bool, False, "Colours over the image, not beside it.", is_condition=False)
 PICTURES = 4  # of the data, without --image
 
 
@@ -46,7 +43,7 @@ class Features(Measurement):
         "Patch tokens of one image, minus their mean, on their top three principal components, each divided by its "
         "deviation; sigmoid(2 z) is red, green and blue. The largest entry of a component is positive."
     )
-    options = (LAYER, NORM, IMAGE, OVERLAY)
+    options = ("layer", "norm", "image")
     needs = frozenset({schema.FEATURES})
     default_norm = "after"
     columns: ClassVar = {
@@ -60,13 +57,7 @@ class Features(Measurement):
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         super().__init__(model, settings)
         self._examples = cast("ImageExamples", model.examples)
-        self._pictures = self._examples.pictures(settings[IMAGE], PICTURES)
-
-    @classmethod
-    def check_options(cls, settings: Settings) -> None:
-        for path in settings[IMAGE]:
-            if not path.is_file():
-                raise UsageError(f"--image {path} does not exist; name a file with an image")
+        self._pictures = self._examples.pictures(settings.image, PICTURES)
 
     def listen(self, capture: Capture, layer: int) -> FeatureMaps:
         return FeatureMaps(self.model.anatomy, self._examples, self._pictures, layer, self.norm)
@@ -76,24 +67,23 @@ class Features(Measurement):
         """Draw one row for each image: the image, then one column for each run (and layer, if there are several)."""
         columns = [
             (f"{label}" + (f", layer {layer}" if len(run.layers) > 1 else ""), result.pictures)
-            for run, label in zip(analysis.runs, title_labels(analysis.runs), strict=True)
+            for run, label in zip(analysis.runs, titles(analysis.runs), strict=True)
             for layer, result in run.layers.items()
         ]
         count = len(columns[0][1])
         if not count:
             return None
-        is_overlay = analysis.settings[OVERLAY]
         figure, axes_RC = panels(1 + len(columns), count, width=1.9, height=1.9)
         for number, row in enumerate(axes_RC):
             first = columns[0][1][number]
             row[0].imshow(first.picture, interpolation="nearest")
-            row[0].set_ylabel(first.name if len(first.name) <= 24 else "..." + first.name[-21:], fontsize=7)
+            # The end of a long name, from a word on: the label is as high as one row of patches.
+            short = first.name if len(first.name) <= 16 else first.name[-16:].partition(" ")[2] or first.name[-16:]
+            row[0].set_ylabel(short, fontsize=8)
             for panel, (title, maps) in zip(row[1:], columns, strict=True):
                 shown = maps[number]
                 extent = (0, shown.picture.shape[1], shown.picture.shape[0], 0)
-                if is_overlay:
-                    panel.imshow(shown.picture, extent=extent)
-                panel.imshow(shown.colours, extent=extent, interpolation="nearest", alpha=0.6 if is_overlay else 1.0)
+                panel.imshow(shown.colours, extent=extent, interpolation="nearest")
                 panel.set_title(title if number == 0 else "")
             row[0].set_title("image" if number == 0 else "")
             for panel in row:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lapcli.analysis.drawing import figure_by_head
-from lapcli.analysis.measurement import LAYER, LayerResult, Measurement, NotApplicable, Settings, Value
+from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable, Settings, Value
 from lapcli.measures.tokens import to_float64
 from lapcli.runs import METRICS
 from lapcli.training.metrics import read_metrics
@@ -42,7 +42,7 @@ class OperatorMixing(Measurement):
         "Learnt numbers of the operators of each head: as they are, the gate of exclusive heads as its tanh, gates of "
         "the input as their mean over tokens."
     )
-    options = (LAYER,)
+    options = ("layer",)
     default_layers = "all"
     columns: ClassVar = {}
     order = 10

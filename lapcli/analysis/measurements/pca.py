@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from lapcli.analysis.drawing import number_or_nan, panels, title_labels
-from lapcli.analysis.measurement import CLASSES, LAYER, NORM, TOKENS, LayerResult, Measurement, Settings
+import numpy as np
+
+from lapcli.analysis.drawing import number_or_nan, titles
+from lapcli.analysis.measurement import LayerResult, Measurement, Settings
 from lapcli.analysis.statistics import principal_components
-from lapcli.analysis.token_samples import TokenSample, chosen_classes, class_legend, classes_in_order, scatter
+from lapcli.analysis.token_samples import TokenSample, chosen_classes, scatter
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +27,7 @@ class PrincipalComponents(Measurement):
     definition = (
         "Tokens of a few classes, a seeded sample, minus their mean, on the two directions of largest variance."
     )
-    options = (LAYER, TOKENS, NORM, CLASSES)
+    options = ("layer", "tokens", "norm", "classes")
     default_layers = "spread"
     columns: ClassVar = {"tokens_shown": "tokens shown", "variance_share_1": "share 1", "variance_share_2": "share 2"}
     counts = frozenset({"tokens_shown"})
@@ -42,23 +44,26 @@ class PrincipalComponents(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
-        """Draw one row for each run, one column for each layer."""
-        runs, order = analysis.runs, classes_in_order(analysis.runs)
-        if not order:
-            return None
-        columns = max(len(run.layers) for run in runs)
-        figure, axes_RC = panels(columns, len(runs), width=2.3, height=2.2)
-        for row, run, label in zip(axes_RC, runs, title_labels(runs), strict=True):
-            for panel, (layer, result) in zip(row, run.layers.items(), strict=False):
-                if "place" in result.points:
-                    scatter(panel, result, order, run.class_names)
-                    first, second = (number_or_nan(result.values[f"variance_share_{n}"]) for n in (1, 2))
-                    panel.set_xlabel(f"component 1 ({first:.0%})")
-                    panel.set_ylabel(f"component 2 ({second:.0%})")
-                panel.set_title(f"{label}, layer {layer}")
-                panel.set_xticks([])
-                panel.set_yticks([])
-        class_legend(figure, axes_RC[0][0], runs[0].model.label_name)
+        """Draw the models side by side, layer below layer; of one model, the layers side by side."""
+        runs = analysis.runs
+        depth = max(len(run.layers) for run in runs)
+        shown = [
+            (f"{title}, layer {layer}", run, run.layers[layer])
+            for place in range(depth)
+            for run, title in zip(runs, titles(runs), strict=True)
+            for layer in list(run.layers)[place : place + 1]
+        ]
+        figure, drawn = scatter(shown, columns=len(runs) if len(runs) > 1 else min(3, depth))
+        for panel, result in drawn:
+            first, second = (number_or_nan(result.values[f"variance_share_{n}"]) for n in (1, 2))
+            panel.set_xlabel(f"component 1 ({first:.0%})")
+            panel.set_ylabel(f"component 2 ({second:.0%})")
+            panel.set_xticks([])
+            panel.set_yticks([])
+            low, high = np.quantile(result.points["place"], [0.005, 0.995], axis=0)
+            margin = 0.08 * np.maximum(high - low, 1e-12)  # a few tokens far out would shrink all others
+            panel.set_xlim(low[0] - margin[0], high[0] + margin[0])
+            panel.set_ylim(low[1] - margin[1], high[1] + margin[1])
         return figure
 
 
@@ -70,7 +75,7 @@ class PrincipalComponentsAccumulator(TokenSample):
                 {"tokens_shown": len(tokens)}, notes=["fewer than two tokens of these classes: nothing to show"]
             )
         places, _, shares = principal_components(tokens, 2)
-        result = LayerResult(
+        return LayerResult(
             {
                 "tokens_shown": len(tokens),
                 "variance_share_1": float(shares[0]),
@@ -78,6 +83,3 @@ class PrincipalComponentsAccumulator(TokenSample):
             },
             points={"place": places, "class": classes},
         )
-        if shares[0] == 0:
-            result.notes.append("all tokens are equal: they have no principal components")
-        return result

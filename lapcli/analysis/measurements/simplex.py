@@ -10,35 +10,22 @@ at once would change nothing, so the algorithm's "normalize" is of its rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from lapcli.analysis.drawing import panels, title_labels
-from lapcli.analysis.measurement import (
-    CLASSES,
-    LAYER,
-    NORM,
-    TOKENS,
-    LayerResult,
-    Measurement,
-    NotApplicable,
-    Option,
-    Settings,
-)
-from lapcli.analysis.token_samples import TokenSample, chosen_classes, class_legend, classes_in_order, scatter
-from lapcli.measures.tokens import StreamingMoments
+from lapcli.analysis.drawing import titles
+from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable, Settings
+from lapcli.analysis.token_samples import TokenSample, chosen_classes, scatter
 from lapcli.recipe import schema
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
     from lapcli.analysis.analyzed_models import OpenedModel
     from lapcli.measures.capture import Capture
 
-CENTER = Option("center", "--center", Literal["none", "global"], "none", "Subtract the mean token first.")
 CORNERS = np.sqrt(2) * np.array([[0.5, -0.5, 0.0], [0.0, 0.0, np.sqrt(3) / 2]]) @ (np.eye(3) - 1 / 3)
 
 
@@ -49,7 +36,7 @@ class Simplex(Measurement):
         "Algorithm 1: W' are the three rows of the classifier, each of length 1; U S V^T its thin SVD; A the map of "
         "the three corners to an equilateral triangle. Plotted is A U V^T x of tokens x of the three classes."
     )
-    options = (LAYER, TOKENS, NORM, CENTER, CLASSES)
+    options = ("layer", "tokens", "norm", "classes")
     needs = frozenset({schema.CLASSES})
     default_norm = "after"
     columns: ClassVar = {"tokens_shown": "tokens shown", "nearest_corner_share": "nearest corner share"}
@@ -66,27 +53,17 @@ class Simplex(Measurement):
         self._classifier_3D = classifier_CD[self._classes]
 
     def listen(self, capture: Capture, layer: int) -> SimplexAccumulator:
-        center = self.settings[CENTER] == "global"
-        accumulator = SimplexAccumulator(self._classifier_3D, self._classes, center=center, seed=self.settings.seed)
+        accumulator = SimplexAccumulator(self._classifier_3D, self._classes, self.settings.seed)
         capture.on_labelled_tokens(self.site(layer), accumulator.update)
         return accumulator
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
         """Draw one panel for each run, with the classifier's three directions as arrows."""
-        runs, order = analysis.runs, classes_in_order(analysis.runs)
-        if not order:
-            return None
-        columns = min(3, len(runs))
-        figure, axes_RC = panels(columns, -(-len(runs) // columns), width=2.6, height=2.6)
-        axes = axes_RC.reshape(-1)
-        for panel, run, label in zip(axes, runs, title_labels(runs), strict=False):
-            result = run.layers[max(run.layers)]
-            panel.set_title(label)
-            panel.set_aspect("equal")
-            if "place" not in result.points:
-                continue
-            scatter(panel, result, order, run.class_names)
+        runs = analysis.runs
+        shown = [(title, run, run.layers[max(run.layers)]) for run, title in zip(runs, titles(runs), strict=True)]
+        figure, drawn = scatter(shown, columns=min(4, len(runs)))
+        for panel, result in drawn:
             # Not the maximum: a few tokens far out would shrink the triangle.
             reach = float(np.quantile(np.linalg.norm(result.points["place"], axis=1), 0.98))
             corners = np.stack([result.series["corner_x"], result.series["corner_y"]], axis=1)
@@ -94,23 +71,12 @@ class Simplex(Measurement):
             for corner, index in zip(corners, result.series["corner_class"], strict=True):
                 arrow = {"arrowstyle": "-|>", "color": "#222222", "linewidth": 1.2}
                 panel.annotate("", corner, (0, 0), arrowprops=arrow)
-                panel.annotate(
-                    run.class_names[int(index)],
-                    corner * 1.12,
-                    ha="center",
-                    va="center",
-                    fontsize=9,
-                    fontweight="bold",
-                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.8},
-                )
+                box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.8}
+                name = runs[0].class_names[int(index)]
+                panel.annotate(name, corner * 1.12, ha="center", va="center", fontweight="bold", bbox=box)
             edge = 1.3 * reach
-            panel.set_xlim(-edge, edge)
-            panel.set_ylim(-edge, edge)
-            panel.set_xlabel("first axis of the plane")
-            panel.set_ylabel("second axis of the plane")
-        for panel in axes[len(runs) :]:
-            panel.axis("off")
-        class_legend(figure, axes[0], "class")
+            panel.set(aspect="equal", xlim=(-edge, edge), ylim=(-edge, edge))
+            panel.set(xlabel="first axis of the plane", ylabel="second axis of the plane")
         return figure
 
 
@@ -127,18 +93,12 @@ def _unit_rows(rows: np.ndarray) -> np.ndarray:
 
 
 class SimplexAccumulator(TokenSample):
-    """Places of sampled tokens. `classes`: as the rows of `classifier_3D`; `center`: subtract the mean token."""
+    """Places of sampled tokens. `classes`: as the rows of `classifier_3D`."""
 
-    def __init__(self, classifier_3D: np.ndarray, classes: list[int], *, center: bool, seed: int) -> None:
+    def __init__(self, classifier_3D: np.ndarray, classes: list[int], seed: int) -> None:
         super().__init__(classes, seed)
         # In the order of the rows of W'; the sample sorts its own copy.
         self._classifier, self._rows = classifier_3D, np.array(classes)
-        self._mean = StreamingMoments() if center else None
-
-    def update(self, tokens_BTD: Tensor, labels_B: Tensor, first: int) -> None:
-        super().update(tokens_BTD, labels_B, first)
-        if self._mean:
-            self._mean.update(tokens_BTD.flatten(0, 1))
 
     def result(self) -> LayerResult:
         tokens, classes = self.tokens()
@@ -147,16 +107,13 @@ class SimplexAccumulator(TokenSample):
                 {"tokens_shown": 0}, notes=["no token of these three classes in the data; name others: --classes"]
             )
         map_2D = simplex_map(self._classifier)
-        places = (tokens - (self._mean.mean_D if self._mean else 0)) @ map_2D.T
+        places = tokens @ map_2D.T
         corners = _unit_rows(self._classifier) @ map_2D.T
         # By direction, not by distance: tokens are not scaled to the length of the corners.
         nearest = np.argmax(places @ (corners / np.maximum(np.linalg.norm(corners, axis=1), 1e-300)[:, None]).T, axis=1)
         right = self._rows[nearest] == classes
-        result = LayerResult(
+        return LayerResult(
             {"tokens_shown": len(tokens), "nearest_corner_share": float(right.mean())},
             points={"place": places, "class": classes},
             series={"corner_x": corners[:, 0], "corner_y": corners[:, 1], "corner_class": self._rows},
         )
-        if np.linalg.matrix_rank(self._classifier) < 2:
-            result.notes.append("the classifier's three rows are parallel: they span no triangle")
-        return result

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from lapcli.analysis.drawing import figure_by_head, number_or_nan
-from lapcli.analysis.measurement import LAYER, LayerResult, Measurement
+from lapcli.analysis.measurement import LayerResult, Measurement
 from lapcli.measures.tokens import StreamingMoments, to_float64
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Sinks(Measurement):
         "Mean over tokens of a head's attention to the first token (the class token of a ViT) and to the token itself, "
         "and of the cosine of attention's output with the token's own value; before the head's operator."
     )
-    options = (LAYER,)
+    options = ("layer",)
     default_layers = "all"
     columns: ClassVar = {"to_first": "to first", "to_self": "to self", "cosine_with_value": "cos(o, v)"}
     order = 9

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from lapcli.analysis.drawing import figure_by_layer
-from lapcli.analysis.measurement import LAYER, TOKENS, LayerResult, Measurement
+from lapcli.analysis.measurement import LayerResult, Measurement
 from lapcli.measures.tokens import ROUNDING, StreamingMoments
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class SignalToNoise(Measurement):
         "Length of the mean token of a sequence over the root of the mean squared distance from it, averaged over "
         "sequences, of the output of the norm before the MLP."
     )
-    options = (LAYER, TOKENS)
+    options = ("layer", "tokens")
     default_layers = "all"
     columns: ClassVar = {"snr": "snr", "snr_std": "snr std"}
     order = 4
@@ -34,7 +34,7 @@ class SignalToNoise(Measurement):
     def site(self, layer: int) -> Site:
         from lapcli.measures.capture import Site
 
-        return Site(layer, "mlp_input", self.settings[TOKENS])
+        return Site(layer, "mlp_input", self.settings.tokens)
 
     def token_accumulator(self) -> SignalToNoiseAccumulator:
         return SignalToNoiseAccumulator()

@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from lapcli.analysis.drawing import (
-    first_layer_values,
-    legend_labels,
-    legend_title,
-    panels,
-    plot_bars,
-    plot_by_layer,
-    styles,
-)
+from lapcli.analysis.drawing import is_one_point, legend_title, lines_of, panels, plot_bars, plot_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement
 from lapcli.measures.tokens import StreamingMoments, eigenvalues, k_alpha
 
@@ -51,33 +43,35 @@ class Spectrum(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
-        """Draw the eigenvalues of the last layer by rank, and k_0.99 and k_0.999 of each run or layer."""
-        runs = analysis.runs
+        """Draw the eigenvalues of the last layer by rank, and k_0.99 and k_0.999 of each recipe or layer."""
+        runs, lines = analysis.runs, lines_of(analysis.runs)
         if all(result.values["k_0.99"] is None for run in runs for result in run.layers.values()):
             return None
-        figure, ((left, *others),) = panels(3, width=3.4)
-        for run, style, label in zip(runs, styles(runs), legend_labels(runs), strict=True):
-            series = run.layers[max(run.layers)].series
-            mean, std = series["eigenvalue_mean"], series["eigenvalue_std"]
+        figure, ((left, *others),) = panels(1 if is_one_point(runs) else 3, width=3.6)
+        for line in lines:
+            mean, over_seeds = line.over_seeds(lambda run: run.layers[max(run.layers)].series["eigenvalue_mean"])
+            std = line.runs[0].layers[max(line.runs[0].layers)].series["eigenvalue_std"]
+            std = std if over_seeds is None else over_seeds
             shown = mean > 1e-12 * max(mean[0], 1e-300)  # centring makes one eigenvalue 0 up to rounding
             rank, mean, std = np.arange(1, len(mean) + 1)[shown], mean[shown], std[shown]
-            left.plot(rank, mean, label=label, color=style["color"], linestyle=style["linestyle"])
-            if len(runs) <= 3:  # more bands than that hide each other
+            left.plot(rank, mean, label=line.label, color=line.style["color"], linestyle=line.style["linestyle"])
+            if len(lines) <= 3:  # more bands than that hide each other
                 # A logarithmic axis cannot show a lower edge at or below zero.
                 lowest = np.maximum(mean - std, mean * 1e-2)
-                left.fill_between(rank, lowest, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+                left.fill_between(rank, lowest, mean + std, color=line.style["color"], alpha=0.15, linewidth=0)
         if any(len(line.get_xdata()) for line in left.lines):  # a logarithmic axis without a positive value fails
             left.set_yscale("log")
             left.set_xscale("log")
         left.set_xlabel("rank of the eigenvalue")
-        band = "\n(band: one standard deviation)" if len(runs) <= 3 else ""
+        over = "seeds" if any(len(line.runs) > 1 for line in lines) else "sequences"
+        band = f"\n(band: one standard deviation over {over})" if len(lines) <= 3 else ""
         left.set_ylabel(f"eigenvalue, mean over sequences{band}")
         handles, names = left.get_legend_handles_labels()
         title = legend_title(runs).replace("\n", " ")
-        figure.legend(handles, names, title=title, loc="outside lower center", ncols=min(3, len(runs)))
-        for panel, alpha in zip(others, ("0.99", "0.999"), strict=True):
+        figure.legend(handles, names, title=title, loc="outside lower center", ncols=min(3, len(lines)))
+        for panel, alpha in zip(others, ("0.99", "0.999"), strict=False):
             if all(len(run.layers) == 1 for run in runs):
-                plot_bars(panel, runs, first_layer_values(runs, f"k_{alpha}"))
+                plot_bars(panel, runs, f"k_{alpha}")
             else:
                 plot_by_layer(panel, runs, f"k_{alpha}")
             panel.set_ylabel(f"components for\n{100 * float(alpha):g}% of the variance")

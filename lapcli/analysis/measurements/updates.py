@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from lapcli.analysis.drawing import COLOURS, number_or_nan, panels, title_labels
-from lapcli.analysis.measurement import LAYER, LayerResult, Measurement
+from lapcli.analysis.drawing import figure_by_head, number_or_nan
+from lapcli.analysis.measurement import LayerResult, Measurement
 from lapcli.measures.tokens import ROUNDING, StreamingMoments, to_float64
 
 if TYPE_CHECKING:
@@ -36,14 +36,6 @@ QUANTITIES = {
 }
 
 
-#: Kinds of heads in the figure: colour, marker, and where they stand beside the layer.
-KINDS = (
-    ("attention", COLOURS[0], "o", -0.12),
-    ("laplacian", COLOURS[5], "^", 0.12),
-    ("other", COLOURS[2], "s", 0.0),
-)
-
-
 class HeadUpdates(Measurement):
     name = "updates"
     help = "What each head adds: along the mean, towards it, and the variance."
@@ -52,7 +44,7 @@ class HeadUpdates(Measurement):
         "Cosine of u_t with m_t and with m_t - x_t, averaged over tokens; variance_change: what adding u_t alone does "
         "to the variance within the sequence, as a share of it."
     )
-    options = (LAYER,)
+    options = ("layer",)
     default_layers = "all"
     columns: ClassVar = {
         f"{kind}_{name}": f"{short} {heading}"
@@ -68,42 +60,7 @@ class HeadUpdates(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
-        """Draw one point for each head, against the layer; one row for each run."""
-        runs = analysis.runs
-        figure, axes_RC = panels(3, len(runs), width=3.1, height=2.1)
-        changes = [result.series["variance_change"] for run in runs for result in run.layers.values()]
-        largest = max(
-            (float(np.nanmax(np.abs(change))) for change in changes if np.isfinite(change).any()), default=1.0
-        )
-        for number, (row, run, label) in enumerate(zip(axes_RC, runs, title_labels(runs), strict=True)):
-            for panel, (name, (_, title)) in zip(row, QUANTITIES.items(), strict=True):
-                for kind, colour, marker, shift in KINDS:
-                    points = [
-                        (layer + shift, value)
-                        for layer, result in run.layers.items()
-                        for value, operator in zip(result.series[name], result.words["operators"], strict=True)
-                        if _kind(operator) == kind and np.isfinite(value)
-                    ]
-                    if points or kind != "other":
-                        x, y = np.array(points).reshape(-1, 2).T
-                        label_ = f"{'Laplacian' if kind == 'laplacian' else kind} head"
-                        panel.scatter(x, y, s=22, color=colour, marker=marker, alpha=0.8, linewidth=0, label=label_)
-                panel.axhline(0, color="#888888", linewidth=0.8)
-                panel.set_xlim(min(run.layers) - 0.5, max(run.layers) + 0.5)
-                panel.xaxis.get_major_locator().set_params(integer=True)
-                panel.set_xlabel("layer (0: first block)" if number == len(runs) - 1 else "")
-                panel.set_ylabel(title)
-                panel.set_title(label)
-                if name != "variance_change":
-                    panel.set_ylim(-1.05, 1.05)
-                else:  # one scale for all runs; a head that multiplies the variance would hide the others
-                    if largest > 2:
-                        panel.set_yscale("symlog", linthresh=0.1)
-                    panel.set_ylim(-1.15 * max(largest, 1e-12), 1.15 * max(largest, 1e-12))
-        shown = [panel.get_legend_handles_labels() for panel in axes_RC.flat]
-        named = {name: handle for handles, names in shown for handle, name in zip(handles, names, strict=True)}
-        figure.legend(list(named.values()), list(named), loc="outside upper center", ncols=len(named))
-        return figure
+        return figure_by_head(analysis.runs, {name: title for name, (_, title) in QUANTITIES.items()})
 
 
 def attention_matrix(inputs: HeadInputs, head: int) -> Tensor:

@@ -21,7 +21,7 @@ Shapes: G global and Q local crops, B images, K numbers of what was drawn for a 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,7 @@ from torchvision.transforms import ColorJitter, GaussianBlur, RandomResizedCrop
 
 from lapcli.data.images.colours import ColourParameters
 from lapcli.data.images.image_set import ImageSet
-from lapcli.data.images.loader import Example, Reader, seed_everything
+from lapcli.data.images.loader import Example, Reader, Request, seed_everything
 from lapcli.recipe.dino import CropSource
 
 GLOBALS = 2
@@ -98,11 +98,34 @@ def _hue_of_pillow(shift: float) -> float:
     return (int(255 * shift) - (0.85 if shift > 0 else 0.15)) / 255
 
 
-class CropReader(Reader):
-    """Reads G x B global and Q x B local crops, uint8, and the draws for each."""
+@dataclass(frozen=True)
+class BatchMasks:
+    """The masks of this process's micro-batches, a function of step and micro-step."""
 
-    def __init__(self, images: ImageSet, source: CropSource, seed: int) -> None:
-        self._images, self._key, self._crops = images, seed, source.crops
+    grid: tuple[int, int]
+    source: CropSource
+    seed: int
+    group: int
+    images: int  # of a micro-batch
+    first: Callable[[int], int]  # from the micro-step to the place of its first image in the global batch
+
+    def __call__(self, step: int, micro_step: int) -> np.ndarray:
+        """Return the masks in the order of the global crops."""
+        section, number = self.source.masks, self.first(micro_step) // self.group
+        by_group = [
+            deal_masks(GLOBALS * self.group, self.grid, section.probability, section.ratio, (self.seed, step, each))
+            for each in range(number, number + self.images // self.group)
+        ]
+        # From group by group to crop by crop over all groups, which is the order of the crops.
+        by_crop = [masks.reshape(GLOBALS, self.group, -1) for masks in by_group]
+        return np.concatenate(by_crop, axis=1).reshape(GLOBALS * self.images, -1)
+
+
+class CropReader(Reader):
+    """Reads G x B global and Q x B local crops, uint8, the draws for each, and draws the masks of a batch."""
+
+    def __init__(self, images: ImageSet, source: CropSource, seed: int, masks: BatchMasks | None = None) -> None:
+        self._images, self._key, self._crops, self._masks = images, seed, source.crops, masks
         *self._globals, self._local = crop_kinds(source)
         self._filter = FILTERS[source.interpolation]
 
@@ -123,6 +146,13 @@ class CropReader(Reader):
                 local_QBHWC[crop, row], local_QBK[crop, row] = self._crop(image, self._local)
         return tuple(map(torch.from_numpy, (global_GBHWC, local_QBHWC, global_GBK, local_QBK)))
 
+    def batch(self, request: Request, examples: Sequence[Example]) -> tuple[Tensor, ...]:
+        """Return crops and draws, then the masks and the indices of the hidden patches."""
+        assert self._masks is not None
+        masks_MP = self._masks(*request)
+        # Here, because on a GPU the host would have to wait for the number of hidden patches.
+        return (*self.read(examples), torch.from_numpy(masks_MP), torch.from_numpy(np.flatnonzero(masks_MP)))
+
     def _crop(self, image: Image.Image, kind: CropKind) -> tuple[np.ndarray, list[float]]:
         """Return a crop's pixels, H x W x C, and the draws that are still to be applied."""
         box, drawn = draw(image, kind)
@@ -136,7 +166,7 @@ TRIES = 10
 
 
 def deal_masks(
-    crops: int, grid: tuple[int, int], probability: float, ratios: tuple[float, float], key: tuple[int, ...]
+    crops: int, grid: tuple[int, int], probability: float, ratios: Sequence[float], key: tuple[int, ...]
 ) -> np.ndarray:
     """Draw the masks of a group, crops x patches, True for hidden patches."""
     generator = np.random.default_rng(key)
@@ -148,10 +178,10 @@ def deal_masks(
     return masks[generator.permutation(crops)]
 
 
-def mask_counts(crops: int, patches: int, probability: float, ratios: tuple[float, float]) -> list[int]:
+def mask_counts(crops: int, patches: int, probability: float, ratios: Sequence[float]) -> list[int]:
     masked = int(probability * crops)
     # As DINOv3's data/collate.py, which takes the upper end of each of n ranges.
-    return [int(patches * ratio) for ratio in np.linspace(*ratios, masked + 1)[1:]]
+    return [int(patches * ratio) for ratio in np.linspace(ratios[0], ratios[1], masked + 1)[1:]]
 
 
 def block_mask(grid: tuple[int, int], count: int, generator: np.random.Generator) -> np.ndarray:

@@ -110,11 +110,14 @@ class Reader:
         labels_B = torch.from_numpy(self._images.labels[[example.index for example in examples]])
         return torch.from_numpy(images_BCHW), labels_B
 
-    def __getitems__(self, examples: Sequence[Example]) -> Any:
-        """Read examples in a DataLoader worker; errors are returned as values: DataLoader would change their
-        message."""
+    def batch(self, request: Request, examples: Sequence[Example]) -> tuple[Tensor, ...]:
+        """Return all that a worker makes for a micro-step."""
+        return self.read(examples)
+
+    def __getitems__(self, asked: tuple[Request, Sequence[Example]]) -> Any:
+        """Make a batch in a DataLoader worker; errors are returned as values: DataLoader would change their message."""
         try:
-            return self.read(examples)
+            return self.batch(*asked)
         except DataError as error:
             return error
 
@@ -144,7 +147,7 @@ class ImageLoader:
     def batch(self, step: int, micro_step: int) -> Any:
         """Return the tensors that the reader makes of the batch's examples."""
         if self.workers == 0:
-            return self._reader.read(self._examples(step, micro_step))
+            return self._reader.batch((step, micro_step), self._examples(step, micro_step))
         if self._ahead is None or self._next != (step, micro_step):
             self._start((step, micro_step))
         try:
@@ -166,7 +169,7 @@ class ImageLoader:
         self.close()
         loader: DataLoader = DataLoader(
             self._reader,  # type: ignore[arg-type]
-            batch_sampler=self._from(first),
+            batch_sampler=self._from(first),  # type: ignore[arg-type]
             num_workers=self.workers,
             # The reader returns whole batches; the default would stack their tensors.
             collate_fn=_as_it_is,
@@ -177,11 +180,11 @@ class ImageLoader:
         )
         self._ahead = iter(loader)
 
-    def _from(self, first: Request) -> Iterator[list[Example]]:
+    def _from(self, first: Request) -> Iterator[tuple[Request, list[Example]]]:
         request = first
         # (step, micro-step) compares as a pair. Without an end the workers would read batches that nobody requests.
         while request <= self._last:
-            yield self._examples(*request)
+            yield request, self._examples(*request)
             request = self._after(request)
 
     def _after(self, request: Request) -> Request:

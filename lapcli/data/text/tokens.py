@@ -174,19 +174,27 @@ def open_corpus(source: TextSource, progress: Progress | None = None, *, downloa
     return Corpus(source, paths, progress)
 
 
-def prepare_text(
-    source: TextSource, tokenizer: TokenizerSection | Tokenizer, *, progress: Progress | None = None
-) -> TextData:
-    """Download, train the tokenizer unless it is given, and tokenise; results in the cache are reused.
-
-    Safe to call on every rank.
-    """
+def tokenise(
+    source: TextSource,
+    tokenizer: TokenizerSection | Tokenizer,
+    share: slice = slice(None),
+    progress: Progress | None = None,
+) -> tuple[Corpus, Tokenizer, list[Path]]:
+    """Download, train the tokenizer unless it is given, and tokenise a share of the parts into their folders."""
     corpus = open_corpus(source, progress)
     assert corpus is not None
     used = tokenizer if isinstance(tokenizer, Tokenizer) else _prepare_tokenizer(corpus, tokenizer)
     folders = corpus.part_folders(used)
-    for part, folder in zip(corpus.parts, folders, strict=True):
+    for part, folder in list(zip(corpus.parts, folders, strict=True))[share]:
         build_once(folder, partial(_tokenise, corpus, part, used), has_index)
+    return corpus, used, folders
+
+
+def prepare_text(
+    source: TextSource, tokenizer: TokenizerSection | Tokenizer, *, progress: Progress | None = None
+) -> TextData:
+    """Prepare the tokens to train and to validate on; results in the cache are reused. Safe to call on every rank."""
+    corpus, used, folders = tokenise(source, tokenizer, progress=progress)
     store = TokenStore(folders)
     is_held_out = corpus.held_out(store.counts, store.indexes[0]["is_split"])
     streams = []

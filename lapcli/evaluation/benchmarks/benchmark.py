@@ -9,9 +9,8 @@ is an error, never another source.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +69,6 @@ class Benchmark:
     name: str
     label: str  # in tables and figures
     needs: frozenset[str] = frozenset({LANGUAGE})  # of a model
-    is_share: bool = True  # its score is a share of the documents, shown in percent
-    is_lower_better: bool = False
     repository: str  # on the hub
     config: str  # folder of its files there
     folder: str  # in DIR
@@ -95,7 +92,7 @@ class Benchmark:
         documents: list[Document] = []
         paths = self._from_hub(split) if data is None else self._from_folder(split, data)
         for path in paths:
-            for number, row in enumerate(_rows(path), start=1):
+            for number, row in enumerate(read_rows(path), start=1):
                 try:
                     documents.append(self.read_row(row, path))
                 except Malformed as error:
@@ -113,7 +110,7 @@ class Benchmark:
         return [
             *(pattern.format(split=split) for pattern in self.official),
             *(f"{place}{self.config}/{split}-*.parquet" for place in ("", "hf/")),
-            *(f"{place}.{end}" for place in places for end in ("jsonl", "jsonl.gz", "parquet", "csv")),
+            *(f"{place}.{end}" for place in places for end in ("jsonl", "jsonl.gz", "parquet")),
         ]
 
     def _from_folder(self, split: str, data: Path) -> list[Path]:
@@ -181,16 +178,6 @@ def texts_of(row: Any, *names: str) -> Document:
         if not isinstance(row, Mapping) or not isinstance(row.get(name), str):
             raise Malformed(f"no text under {name!r}")
     return {name: row[name] for name in names}
-
-
-def _rows(path: Path) -> Iterator[Any]:
-    """Read the rows of a file. A csv with a header gives dictionaries; one without (MMLU's own) lists of cells."""
-    rows = read_rows(path)
-    first = next(rows, None) if path.name.endswith(".csv") else None
-    if first is not None and ({"question", "answer"} <= set(first) or {"prompt", "test"} <= set(first)):
-        yield from (dict(zip(first, row, strict=False)) for row in rows)
-    else:
-        yield from rows if first is None else chain([first], rows)
 
 
 def task_definition(name: str, version: int, **definition: Any) -> dict[str, Any]:

@@ -32,8 +32,6 @@ METRIC = "bits_per_byte"
 
 class BitsPerByte(Benchmark):
     name = label = "bpb"
-    is_share = False
-    is_lower_better = True
 
     def check(self, gives: frozenset[str], data: Path | None) -> None:
         if data is None and HELD_OUT_TEXT not in gives:

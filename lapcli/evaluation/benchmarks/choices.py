@@ -82,11 +82,7 @@ class Mmlu(Choices):
     lm_eval_splits = ("test", "dev")
 
     def read_row(self, row: Any, path: Path) -> Document:
-        if isinstance(row, Mapping) and "choices" not in row and "A" in row:  # of a csv with a header
-            cells = [row.get("question"), *(row[letter] for letter in "ABCD" if letter in row), row.get("answer")]
-        else:
-            cells = row
-        question, texts, labels, answer = read_choices(cells)
+        question, texts, labels, answer = read_choices(row)
         subject = row.get("subject") if isinstance(row, Mapping) else None
         if subject is None and path.suffix == ".csv":
             # The authors' files are named SUBJECT_test.csv and have no such column.

@@ -1,24 +1,77 @@
 """Our GPT as a model of lm-eval: requests in, answers out, journalled and computed by all processes.
 
+lm-eval's own way of distributing documents pads with copies of the last one and fails with fewer documents than
+processes. Here each process asks as if it were alone; the requests are divided among all, and everyone gets all answers
+in their order. Prompts, few-shot examples and scores are therefore the same for any number of processes.
+
 Text prompts get <|bos|> before them, as every document has in training; chat prompts carry their tokens. A text that is
 longer than the training context loses its beginning, as in lm-eval's own models; chat prompts stay whole.
 """
 
-from collections.abc import Mapping, Sequence
+import platform
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
+import torch.distributed as dist
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lapcli.data.chat.conversation import Malformed, conversation, render_prompt
-from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.evaluation.harness.journal import Journal
-from lapcli.evaluation.harness.likelihood import Question
-from lapcli.evaluation.harness.workers import GenerationJob, Job, LikelihoodJob, Workers, share
-from lapcli.generation.engine import Sampling
-from lapcli.runtime.errors import DataError, UsageError
+from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from lapcli.evaluation.harness.journal import Journal, line_key
+from lapcli.evaluation.harness.likelihood import Question, score
+from lapcli.generation.engine import Engine, Event, Sampling
+from lapcli.models.gpt import GPT
+from lapcli.runtime.errors import DataError, LapError, UsageError
+from lapcli.runtime.progress import Progress
+from lapcli.runtime.ranks import World
+
+# All ranks wait while rank 0 runs generated code, possibly beyond gloo's default timeout.
+_PATIENCE = timedelta(days=7)
+T = TypeVar("T")
+Answers = Iterator[tuple[int, Any]]  # the number of an item, and its answer
+
+
+class Workers:
+    """All processes of an evaluation."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        # gloo, because answers are objects on the CPU.
+        self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if world.size > 1 else None
+
+    def on_main(self, compute: Callable[[], T]) -> T:
+        """Return what rank 0 computes."""
+        return self.gather(lambda: compute() if self.world.is_main else None)[0]
+
+    def gather(self, compute: Callable[[], Any]) -> list[Any]:
+        """Return what each rank computes. If one fails, all raise its error, or the others would wait for it."""
+        if self._group is None:
+            return [compute()]
+        found, error = None, None
+        try:
+            found = compute()
+        except Exception as caught:
+            if not isinstance(caught, LapError | torch.OutOfMemoryError):
+                traceback.print_exc()  # here: only the sentence reaches rank 0
+            error = self._told(caught)
+        collected: list[Any] = [None] * self.world.size
+        dist.all_gather_object(collected, (found, error), group=self._group)
+        for _, failure in collected:
+            if failure is not None:
+                raise failure
+        return [each for each, _ in collected]
+
+    def _told(self, error: Exception) -> LapError:
+        """Return the error as one of ours, which every rank can unpickle."""
+        if isinstance(error, LapError):
+            return (UsageError if isinstance(error, UsageError) else LapError)(str(error))
+        return LapError(f"rank {self.world.rank} on {platform.node()}: {type(error).__name__}: {error}")
 
 
 class Prompt(str):
@@ -67,12 +120,23 @@ class LapLM(TemplateLM):
     """The model of one task; it knows where the task's answers are journalled."""
 
     def __init__(
-        self, tokenizer: Tokenizer, context: int, workers: Workers, *, task: str, seed: int, journal: Path | None = None
+        self,
+        model: GPT,
+        tokenizer: Tokenizer,
+        workers: Workers,
+        *,
+        task: str,
+        seed: int,
+        batch: int = 16,  # questions in one forward of a process
+        journal: Path | None = None,
+        progress: Progress | None = None,
     ) -> None:
         super().__init__()
-        self._tokenizer, self._workers, self._task, self._seed = tokenizer, workers, task, seed
-        self.max_length = context
-        self._folder = journal
+        self._model, self._tokenizer, self._workers, self._task, self._seed = model, tokenizer, workers, task, seed
+        self._batch, self._folder = batch, journal
+        self._progress = progress or (lambda doing, done, total: None)
+        self.max_length = model.config.context
+        self._special = {tokenizer.special(name) for name in SPECIAL_TOKENS}
         self._known: dict[str, Any] = workers.on_main(Journal(journal).read)
         self._encoded: dict[str, list[int]] = {}
         self.resumed = 0  # documents whose answers were in the journal
@@ -199,16 +263,14 @@ class LapLM(TemplateLM):
                 groups[-1] = (request, groups[-1][1] + 1)
             else:
                 groups.append((request, 1))
-        jobs: dict[Any, list[int]] = {}
+        alike: dict[Any, list[int]] = {}
         for number, (request, samples) in enumerate(groups):
-            jobs.setdefault(
-                (*self._sampling(request.args[1]), samples, isinstance(request.args[0], Prompt)), []
-            ).append(number)
+            settings = *self._sampling(request.args[1]), samples, isinstance(request.args[0], Prompt)
+            alike.setdefault(settings, []).append(number)
         answers: list[list[str]] = [[] for _ in groups]
-        for (sampling, until, samples, is_chat), numbers in jobs.items():
-            items = [self._prompt(groups[number][0].args[0], sampling.max_tokens) for number in numbers]
-            job = GenerationJob(items, self._task, sampling, samples, until, is_chat, self._folder)
-            for number, texts in zip(numbers, self._do(job), strict=True):
+        for settings, numbers in alike.items():
+            items = [self._prompt(groups[number][0].args[0], settings[0].max_tokens) for number in numbers]
+            for number, texts in zip(numbers, self._generations(items, *settings), strict=True):
                 answers[number] = texts
         return [text for group in answers for text in group]
 
@@ -244,17 +306,111 @@ class LapLM(TemplateLM):
         self.truncated += len(ids) > room
         return ids[-room:]
 
-    def _likelihoods(self, items: Sequence[Sequence[Question]]) -> list[Any]:
-        return self._do(LikelihoodJob(items, self._task, self._folder))
-
-    def _do(self, job: Job) -> list[Any]:
-        """Take answers from the journal; the workers compute the missing ones."""
-        answers: list[Any] = [None] * len(job.items)
-        if self._known:
-            answers = [self._known.get(job.key(item)) for item in job.items]  # type: ignore[arg-type]
-        missing = [number for number, answer in enumerate(answers) if answer is None]
+    def _answered(
+        self,
+        items: Sequence[T],
+        key: Callable[[T], str],
+        cost: Callable[[T], int],
+        compute: Callable[[list[T]], Answers],
+    ) -> list[Any]:
+        """Take answers from the journal; the processes divide the missing ones among them and journal each."""
+        world = self._workers.world
+        keys = [key(item) for item in items]
+        answers = [self._known.get(each) for each in keys]
+        # Dealt out from the most expensive item on, so that the processes end at about the same time.
+        missing = sorted((n for n, answer in enumerate(answers) if answer is None), key=lambda n: -cost(items[n]))
         self.resumed += len(answers) - len(missing)
-        if missing:
-            for number, answer in zip(missing, self._workers.do(share(job, missing)), strict=True):
+        if not missing:
+            return answers
+        mine = missing[world.rank :: world.size]
+
+        def work() -> list[Any]:
+            found: list[Any] = [None] * len(mine)
+            journal = Journal(self._folder, world.rank)
+            try:
+                for done, (place, answer) in enumerate(compute([items[n] for n in mine]), start=1):
+                    found[place] = answer
+                    journal.add(keys[mine[place]], answer)
+                    self._progress(self._task, done, len(mine))
+            finally:
+                journal.close()
+            return found
+
+        for rank, found in enumerate(self._workers.gather(work)):
+            for number, answer in zip(missing[rank :: world.size], found, strict=True):
                 answers[number] = answer
         return answers
+
+    def _likelihoods(self, items: Sequence[Sequence[Question]]) -> list[Any]:
+        """Return (log-probability, is greedy) of each continuation of each item.
+
+        An item is a document as questions: one, or several if it does not fit into one row.
+        """
+        return self._answered(
+            items, lambda item: line_key("likelihood", item), lambda item: sum(q.length for q in item), self._scored
+        )
+
+    def _scored(self, items: Sequence[Sequence[Question]]) -> Answers:
+        questions = [(number, part) for number, item in enumerate(items) for part in range(len(item))]
+        answers: list[list[Any]] = [[None] * len(item) for item in items]
+        for place, likelihoods in score(self._model, [items[n][part] for n, part in questions], self._batch):
+            number, part = questions[place]
+            answers[number][part] = [[likelihood.logprob, likelihood.is_greedy] for likelihood in likelihoods]
+            if None not in answers[number]:
+                yield number, [likelihood for each in answers[number] for likelihood in each]
+
+    def _generations(
+        self, items: Sequence[tuple[int, ...]], sampling: Sampling, until: tuple[str, ...], samples: int, is_chat: bool
+    ) -> list[list[str]]:
+        """Return `samples` texts for each prompt's tokens; a text of `until` ends an answer and is not part of it.
+
+        `is_chat`: the calculator is available, and special tokens stay visible.
+        """
+        settings = [sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.seed]
+        return self._answered(
+            items,
+            lambda item: line_key("generation", item, settings, samples, until, is_chat),
+            len,
+            lambda mine: self._generated(mine, sampling, until, samples, is_chat),
+        )
+
+    def _generated(
+        self, items: list[tuple[int, ...]], sampling: Sampling, until: tuple[str, ...], samples: int, is_chat: bool
+    ) -> Answers:
+        # The engine counts samples, `batch` counts prompts.
+        engine = Engine(self._model, self._tokenizer, batch=self._batch * samples, uses_tools=is_chat)
+        tokens: list[list[list[int]]] = [[[] for _ in range(samples)] for _ in items]
+        running, ended = [samples] * len(items), list[int]()
+        stops = [text.encode() for text in until]
+
+        def is_over(event: Event) -> bool:
+            """Return whether the sample is over; also collect its tokens, and note a prompt's last sample."""
+            generated = tokens[event.prompt][event.sample]
+            if not event.is_end:
+                generated.append(event.token)
+            # The engine ends a row at max_tokens itself; the test is repeated to notice the last sample of a prompt.
+            over = event.is_end or len(generated) >= sampling.max_tokens or self._has_stop(generated, stops)
+            running[event.prompt] -= over
+            if over and not running[event.prompt]:
+                ended.append(event.prompt)
+            return over
+
+        for _ in engine.stream(items, sampling, samples, is_over):
+            while ended:
+                yield ended[-1], [self._text(each, until, is_chat) for each in tokens[ended.pop()]]
+        for prompt in ended:
+            yield prompt, [self._text(each, until, is_chat) for each in tokens[prompt]]
+
+    def _has_stop(self, tokens: list[int], stops: list[bytes]) -> bool:
+        if not stops:
+            return False
+        # A token has at least one byte, so a stop that the newest token completes lies within this many tokens.
+        # Bytes, because a token may end within a character.
+        newest = self._tokenizer.decode_bytes(tokens[-max(map(len, stops)) :])
+        return any(stop in newest for stop in stops)
+
+    def _text(self, tokens: list[int], until: Sequence[str], is_chat: bool) -> str:
+        text = self._tokenizer.decode(tokens if is_chat else [t for t in tokens if t not in self._special])
+        for stop in until:
+            text = text.split(stop)[0]
+        return text

@@ -20,10 +20,9 @@ from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
 from lapcli.evaluation.benchmarks.benchmark import PreparedTask
 from lapcli.evaluation.benchmarks.bits_per_byte import METRIC, standard_error
 from lapcli.evaluation.benchmarks.choices import prompt_form
-from lapcli.evaluation.harness.adapter import LapLM
+from lapcli.evaluation.harness.adapter import LapLM, Workers
 from lapcli.evaluation.harness.journal import Journal
 from lapcli.evaluation.harness.lm_eval_tasks import other_task
-from lapcli.evaluation.harness.workers import Worker, Workers
 from lapcli.evaluation.tasks import SAMPLING, SEED, Request, Score, wilson_interval
 from lapcli.objectives.objective import LoadedModel
 from lapcli.runtime.errors import LapError
@@ -42,9 +41,8 @@ def measure_language(request: Request, loaded: LoadedModel, world: World) -> Fou
         tasks = [_prepare(name, request) for name in request.tasks]
     world.require_same({task.name: digest(sorted(task.files.values())) for task in tasks})
     with shown_progress(world.is_main) as progress:
-        worker = Worker(*loaded.language_model(), request.batch or BATCH, world.rank, progress)
         try:
-            return _ask(request, loaded, tasks, Workers(world, worker.work), progress)
+            return _ask(request, loaded, tasks, Workers(world), progress)
         except LapError as error:
             error.is_echo = not world.is_main  # all ranks fail alike
             raise
@@ -70,7 +68,8 @@ def _ask(
             workers.on_main(Journal(folder).clear)
         if task.judge is not None:
             task.judge.journal, task.judge.progress, task.judge.on_main = folder, progress, workers.on_main
-        lm = LapLM(tokenizer, model.config.context, workers, task=task.name, seed=request.seed, journal=folder)
+        known: Any = {"task": task.name, "seed": request.seed, "journal": folder, "progress": progress}
+        lm = LapLM(model, tokenizer, workers, batch=request.batch or BATCH, **known)
         with _swift_lm_eval():
             # `simple_evaluate` would reseed all generators. One task a call: lm-eval asks all before it scores any.
             results: Any = evaluator.evaluate(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from analysis_support import vit
 
-from lapcli.analysis.measurement import LAYER, Settings
+from lapcli.analysis.measurement import Settings
 from lapcli.analysis.measurements.collapse import Collapse, CollapseAccumulator, equiangular, equinorm, self_duality
 from lapcli.measures.capture import Batch, Capture
 from lapcli.models.anatomy import anatomy_of
@@ -113,7 +113,7 @@ def test_all_layers_of_a_model_need_no_temporary_file(monkeypatch, tmp_path):
     opened = SimpleNamespace(
         anatomy=anatomy_of(model), examples=SimpleNamespace(classes=["a", "b", "c"], batches=lambda: iter(batches))
     )
-    measurement, capture = Collapse(opened, Settings({LAYER: "all"})), Capture(opened.anatomy)
+    measurement, capture = Collapse(opened, Settings(layer="all")), Capture(opened.anatomy)
     accumulators = [measurement.listen(capture, layer) for layer in measurement.layers]
     capture.run(batches)
     found = [accumulator.result().values["nc4"] for accumulator in accumulators]

@@ -2,7 +2,7 @@ import math
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lapcli.data.file_formats import read_rows
@@ -16,14 +16,6 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one(passed, data):
     k = data.draw(st.integers(1, len(passed)))
     draws = list(combinations(passed, k))
     assert pass_at(k, passed) == pytest.approx(sum(map(any, draws)) / len(draws))
-
-
-def test_pass_at_the_edges():
-    assert pass_at(1, [True] * 3 + [False] * 7) == pytest.approx(0.3)
-    assert pass_at(10, [True] + [False] * 9) == 1.0
-    assert pass_at(10, [False] * 10) == 0.0
-    with pytest.raises(ValueError, match="at least 11"):
-        pass_at(11, [True] * 10)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +99,3 @@ def test_what_is_not_a_right_program_does_not_become_one(answer):
     except SyntaxError:
         return
     assert "area" not in found or found["area"](2) == 0
-
-
-@settings(deadline=None)
-@given(st.text(alphabet="`\"'#\\\n\r apython", max_size=200))
-def test_any_answer_becomes_some_text(answer):
-    assert answered_program({"prompt": PROMPT}, answer).startswith("import math\n")

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from harness_support import QUOTING, arc_rows, humaneval_rows, tiny_model, tiny_tokenizer
+from harness_support import QUOTING, arc_rows, tiny_model, tiny_tokenizer
 from lm_eval import evaluator
 from lm_eval.api.instance import Instance
 
@@ -14,35 +14,34 @@ from lapcli.data.chat.formats import multiple_choice, read_choices
 from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.evaluation.benchmarks.benchmark import Documents, sampled_definition
 from lapcli.evaluation.benchmarks.choices import ARC_EASY
-from lapcli.evaluation.benchmarks.humaneval import CodeJudge, answered_program
 from lapcli.evaluation.benchmarks.numbers import compare_numbers
-from lapcli.evaluation.harness.adapter import LapLM, Prompt, chat_prompt
+from lapcli.evaluation.harness.adapter import LapLM, Prompt, Workers, chat_prompt
 from lapcli.evaluation.harness.lm_eval_tasks import task_over
-from lapcli.evaluation.harness.workers import GenerationJob, Worker, Workers
 from lapcli.evaluation.tasks import SAMPLING
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.ranks import World
-from lapcli.sandbox import choose_mode
 
 
-class Oracle:
-    """Answers by a rule on the job's items."""
+class Oracle(LapLM):
+    """Answers by a rule on the items, which it keeps."""
 
-    def __init__(self, rule):
-        self.rule, self.jobs = rule, []
+    def __init__(self, rule, tokenizer, context, model=None):
+        model = model or tiny_model(tokenizer.vocab_size, context=context)
+        super().__init__(model, tokenizer, Workers(World(0, 1, torch.device("cpu"))), task="task", seed=0, batch=4)
+        self.rule, self.asked = rule, []
 
-    def do(self, job):
-        self.jobs.append(job)
-        assert [job.cost(item) > 0 for item in job.items]
-        return [self.rule(item) for item in job.items]
+    def _scored(self, items):
+        self.asked += items
+        yield from ((n, self.rule(item)) for n, item in enumerate(items))
 
-    def on_main(self, compute):
-        return compute()
+    def _generated(self, items, *settings):
+        self.asked.append((items, *settings))
+        yield from ((n, self.rule(item)) for n, item in enumerate(items))
 
 
-def lm_of(workers, tokenizer=None, context=128, **options):
-    return LapLM(tokenizer or tiny_tokenizer(), context, workers, task="task", seed=0, **options)
+def oracle(rule=None, tokenizer=None, context=128):
+    return Oracle(rule, tokenizer or tiny_tokenizer(), context)
 
 
 def run(lm, definition, rows):
@@ -52,7 +51,8 @@ def run(lm, definition, rows):
 
 
 def alone(model, tokenizer, batch=4):
-    return Workers(World(0, 1, torch.device("cpu")), Worker(model, tokenizer, batch, 0, None).work)
+    workers = Workers(World(0, 1, torch.device("cpu")))
+    return LapLM(model, tokenizer, workers, task="task", seed=0, batch=batch)
 
 
 def gsm8k(samples=10):
@@ -69,39 +69,11 @@ def test_known_pass_at_1_and_10():
         number = right[ids]
         return [f"so\n#### {number}" if s in (1, 4, 9) and int(number) % 2 == 0 else "#### 77" for s in range(10)]
 
-    results = run(lm_of(Oracle(rule), tokenizer), gsm8k(), rows)
+    results = run(oracle(rule, tokenizer), gsm8k(), rows)
     assert results["results"]["gsm8k"]["pass@1,verdicts"] == pytest.approx(0.3 * 3 / 5)
     assert results["results"]["gsm8k"]["pass@10,verdicts"] == pytest.approx(3 / 5)
     # Standard error of a mean of {1, 0, 1, 0, 1}: s / sqrt(5).
     assert results["results"]["gsm8k"]["pass@10_stderr,verdicts"] == pytest.approx((0.3) ** 0.5 / 5**0.5)
-
-
-def test_known_pass_of_programs():
-    tokenizer = tiny_tokenizer()
-    rows = humaneval_rows()
-    numbers = {
-        chat_prompt([{"role": "user", "content": row["prompt"]}], tokenizer).ids: n for n, row in enumerate(rows)
-    }
-
-    def rule(ids):
-        n = numbers[ids]
-        right = f"```python\ndef add_{n}(a, b):\n    return a + b + {n}\n```"
-        return [right if n == 0 and s < 2 else f"def add_{n}(a, b):\n    return None" for s in range(4)]
-
-    judge = CodeJudge(choose_mode(False), answered_program)
-    definition = sampled_definition("humaneval", {**SAMPLING, "samples": 4}, judge.verdicts, "prompt", "test")
-    found = run(lm_of(Oracle(rule), tokenizer), definition, rows)["results"]["humaneval"]
-    assert found["pass@1,verdicts"] == pytest.approx(0.25)
-    assert found["pass@4,verdicts"] == pytest.approx(0.5)
-
-
-def test_one_request_for_all_samples_of_a_question():
-    rows = [{"question": f"number {n}", "answer": "#### 1", "number": "1"} for n in range(3)]
-    oracle = Oracle(lambda ids: ["#### 1"] * 10)
-    run(lm_of(oracle), gsm8k(), rows)
-    (job,) = oracle.jobs
-    assert (len(job.items), job.samples, job.is_chat, job.until) == (3, 10, True, ())
-    assert job.sampling == Sampling(512, 1.0, 50, 0)
 
 
 def arc_documents():
@@ -119,37 +91,25 @@ def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
     for row in arc_rows():
         turns = multiple_choice(row)
         rights[tuple(render_prompt(turns[:1], tokenizer))] = tokenizer.encode(row["answerKey"])[0]
-    oracle = Oracle(
-        lambda item: [[-1.0 if c == (rights[item[0].context],) else -2.0, False] for c in item[0].continuations]
+    lm = oracle(
+        lambda item: [[-1.0 if c == (rights[item[0].context],) else -2.0, False] for c in item[0].continuations],
+        tokenizer,
     )
-    results = run(lm_of(oracle, tokenizer), ARC_EASY.definition(), arc_documents())
+    results = run(lm, ARC_EASY.definition(), arc_documents())
     assert results["results"]["arc_easy"]["acc,none"] == 1.0
-    (job,) = oracle.jobs
-    assert [len(item[0].continuations) for item in job.items] == [4, 4, 3, 5, 4, 4, 3]
-    assert all(len(c) == 1 for item in job.items for c in item[0].continuations)
+    assert sorted(len(item[0].continuations) for item in lm.asked) == [3, 3, 4, 4, 4, 4, 5]
+    assert all(len(c) == 1 for item in lm.asked for c in item[0].continuations)
 
 
 def test_special_tokens_in_a_question_are_text():
     tokenizer = tiny_tokenizer()
-    prompt = lm_of(Oracle(None), tokenizer).apply_chat_template([{"role": "user", "content": QUOTING}])
+    prompt = oracle(None, tokenizer).apply_chat_template([{"role": "user", "content": QUOTING}])
     ends = [n for n, id_ in enumerate(prompt.ids) if id_ == tokenizer.special("<|user_end|>")]
     assert ends == [len(prompt.ids) - 2]
     assert list(prompt.ids) == render_prompt(question_and_answer(QUOTING)[:1], tokenizer)
     assert prompt == f"<|bos|><|user_start|>{QUOTING}<|user_end|><|assistant_start|>"
     for same in (pickle.loads(pickle.dumps(prompt)), copy.deepcopy(prompt)):
         assert (same, same.ids, type(same)) == (prompt, prompt.ids, Prompt)
-
-
-def test_a_system_message_and_the_beginning_of_an_answer():
-    tokenizer = tiny_tokenizer()
-    history = [
-        {"role": "system", "content": "Be."},
-        {"role": "user", "content": "Q"},
-        {"role": "assistant", "content": "The"},
-    ]
-    prompt = lm_of(Oracle(None), tokenizer).apply_chat_template(history, add_generation_prompt=False)
-    assert prompt == "<|bos|><|user_start|>Be.\n\nQ<|user_end|><|assistant_start|>The"
-    assert tokenizer.decode(prompt.ids) == prompt
 
 
 def likelihood(context, *continuations):
@@ -159,27 +119,15 @@ def likelihood(context, *continuations):
 def test_letters_that_are_not_tokens_are_an_error():
     small = train_tokenizer(["hello hello"], 267, max_chars=100, crop=100)  # bytes and two merges: " A" is two tokens
     with pytest.raises(DataError, match="A, B is a token of its own"):
-        lm_of(Oracle(None), small).loglikelihood(likelihood("Question", " A", " B"))
-
-
-def test_an_empty_continuation_is_an_error():
-    with pytest.raises(DataError, match="empty answer"):
-        lm_of(Oracle(None)).loglikelihood(likelihood("Question", ""))
-    tokenizer = train_tokenizer(["aaab" * 50], 268, max_chars=1000, crop=1000)
-    # The last token of the prompt and the answer are one token, which leaves the answer none.
-    whole, context = tokenizer.encode("aaab"), tokenizer.encode("aaa")
-    assert len(whole) <= len(context)
-    with pytest.raises(DataError, match="is merged into the last token"):
-        lm_of(Oracle(None), tokenizer).loglikelihood(likelihood("aaa", "b"))
+        oracle(None, small).loglikelihood(likelihood("Question", " A", " B"))
 
 
 def test_text_beyond_the_context_loses_its_beginning_as_in_lm_eval():
     tokenizer = tiny_tokenizer()
-    oracle = Oracle(lambda item: [[0.0, True] for question in item for _ in question.continuations])
-    lm = lm_of(oracle, tokenizer, context=16)
+    lm = oracle(lambda item: [[0.0, True] for question in item for _ in question.continuations], tokenizer, 16)
     text = "water plant light stone metal cloud heat energy animal river " * 3
     lm.loglikelihood(likelihood(text.strip(), " water", " water plant light stone metal"))
-    (item,) = oracle.jobs[0].items
+    (item,) = lm.asked
     whole = [tokenizer.bos, *tokenizer.encode(text.strip())]
     for question, answer in zip(item, (" water", " water plant light stone metal"), strict=True):
         (continuation,) = question.continuations
@@ -191,13 +139,11 @@ def test_text_beyond_the_context_loses_its_beginning_as_in_lm_eval():
 
 def test_rolling_predicts_every_token_once():
     tokenizer = tiny_tokenizer()
-    oracle = Oracle(lambda item: [[-1.0 * len(c), False] for question in item for c in question.continuations])
+    lm = oracle(lambda item: [[-1.0 * len(c), False] for q in item for c in q.continuations], tokenizer, 16)
     text = "water plant light stone metal cloud heat " * 5
-    (found,) = lm_of(oracle, tokenizer, context=16).loglikelihood_rolling(
-        [Instance("loglikelihood_rolling", {}, (text,), 0)]
-    )
+    (found,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
     assert found == -len(tokenizer.encode(text))
-    (item,) = oracle.jobs[0].items
+    (item,) = lm.asked
     assert [token for question in item for token in question.continuations[0]] == tokenizer.encode(text)
     assert item[0].context == (tokenizer.bos,)
 
@@ -211,22 +157,15 @@ def test_stops_end_an_answer_and_are_no_part_of_it():
     tokenizer, model = tiny_tokenizer(), tiny_model(320)
     ids = [tokenizer.bos, *tokenizer.encode("water")]
     (free,) = Engine(model, tokenizer, uses_tools=False).complete([ids], Sampling(30))[0]
-    text = tokenizer.decode(free.tokens)
+    text = tokenizer.decode(free)
     stop = text[9:11]
-    lm = lm_of(alone(model, tokenizer), tokenizer)
+    lm = alone(model, tokenizer)
     assert lm.generate_until(generation("water", max_gen_toks=30, until=[stop])) == [text.split(stop)[0]]
     assert lm.generate_until(generation("water", max_gen_toks=30, until=[])) == [text]
 
 
-def test_generation_settings_that_are_not_ours_are_refused():
-    lm = lm_of(Oracle(lambda ids: ["x"]))
-    with pytest.raises(UsageError, match="top_p"):
-        lm.generate_until(generation("a", do_sample=True, temperature=0.2, top_p=0.95))
-    assert lm.generate_until(generation("a", do_sample=False, temperature=0.0, top_p=0.95)) == ["x"]
-
-
 def test_a_setting_that_changes_greedy_answers_is_refused_in_any_order():
-    lm = lm_of(Oracle(lambda ids: ["x"]))
+    lm = oracle(lambda ids: ["x"])
     for settings in ({"top_p": 0.9, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2, "top_p": 0.9}):
         with pytest.raises(UsageError, match="generation with repetition_penalty, which"):
             lm.generate_until(generation("a", do_sample=False, **settings))
@@ -240,7 +179,7 @@ def test_ten_samples_differ_from_the_first_token_on_and_do_not_depend_on_the_bat
     prompts = [
         chat_prompt([{"role": "user", "content": text}], tokenizer).ids for text in ("water", "light", "a stone")
     ]
-    job = GenerationJob(prompts, "task", Sampling(8, 1.0, None, 3), 10, (), True)
-    found = [Worker(model, tokenizer, batch, 0, None).work(job) for batch in (1, 3, 8)]
+    settings = (Sampling(8, 1.0, None, 3), (), 10, True)
+    found = [alone(model, tokenizer, batch)._generations(prompts, *settings) for batch in (1, 3, 8)]
     assert found[0] == found[1] == found[2]
     assert len({text[:1] for text in found[0][0]}) > 3

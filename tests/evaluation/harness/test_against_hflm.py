@@ -2,17 +2,20 @@
 
 import pytest
 import torch
-from harness_support import tiny_model, tiny_tokenizer, write_benchmarks
+from export_support import gpt_run
+from harness_support import QUOTING, write_benchmarks
 from lm_eval import evaluator
 
 from lapcli.evaluation.benchmarks import BENCHMARKS
-from lapcli.evaluation.harness.adapter import LapLM
-from lapcli.evaluation.harness.workers import Worker, Workers
+from lapcli.evaluation.harness.adapter import LapLM, Workers
 from lapcli.evaluation.tasks import Request
+from lapcli.export.export import export_run
+from lapcli.objectives.loading import find_checkpoint, open_run
 from lapcli.runtime.ranks import World
 
 pytest.importorskip("transformers", reason="lm-eval's HFLM needs it; the dev extra has it")
 pytest.importorskip("accelerate", reason="lm-eval's HFLM needs it; the dev extra has it")
+from lm_eval.models.huggingface import HFLM
 
 torch.set_num_threads(1)
 
@@ -28,31 +31,32 @@ def answers(lm, task, data):
     found = {}
     for name, samples in results["samples"].items():
         for sample in samples:
-            found[name, sample["doc_id"], sample["filter"]] = [answer for each in sample["resps"] for answer in each]
+            if QUOTING not in sample["arguments"][0][0]:  # transformers reads a quoted special token as the token
+                found[name, sample["doc_id"], sample["filter"]] = [
+                    answer for each in sample["resps"] for answer in each
+                ]
     return found, results
 
 
 def both(laplacian_heads, folder, context=128):
-    from hf_support import hflm
-
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(tokenizer.vocab_size, laplacian_heads, context=context)
-    workers = Workers(World(0, 1, torch.device("cpu")), Worker(model, tokenizer, 3, 0, None).work)
-    return LapLM(tokenizer, context, workers, task="task", seed=0), hflm(model, tokenizer, folder)
+    """Our adapter, and lm-eval's over the exported folder of the same run."""
+    run = gpt_run(folder, chat=False, laplacian_heads=laplacian_heads, context=context)
+    model, tokenizer = open_run(run, find_checkpoint(run, "last"), torch.device("cpu")).language_model()
+    exported = str(export_run(run, "hf", verified=False).folder)
+    theirs = HFLM(pretrained=exported, trust_remote_code=True, dtype="float32", batch_size=4, device="cpu")
+    workers = Workers(World(0, 1, torch.device("cpu")))
+    return LapLM(model, tokenizer, workers, task="task", seed=0, batch=3), theirs
 
 
 @pytest.mark.parametrize("laplacian_heads", [0, 1])
 def test_log_likelihoods_of_three_stock_tasks(laplacian_heads, data, tmp_path):
     ours, theirs = both(laplacian_heads, tmp_path)
     for task in ("arc_easy", "arc_challenge", "mmlu"):
-        (mine, results), (expected, reference) = answers(ours, task, data), answers(theirs, task, data)
+        (mine, _), (expected, _) = answers(ours, task, data), answers(theirs, task, data)
         assert mine.keys() == expected.keys()
         for key, found in mine.items():
             assert [p for p, _ in found] == pytest.approx([p for p, _ in expected[key]], abs=1e-4)
             assert [greedy for _, greedy in found] == [bool(greedy) for _, greedy in expected[key]]
-        for name in reference["results"]:
-            for metric in ("acc,none", "acc_norm,none"):
-                assert results["results"][name].get(metric) == reference["results"][name].get(metric)
 
 
 def test_contexts_that_are_cut(data, tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 
 import pytest
 import torch
@@ -87,15 +86,3 @@ def test_a_group_without_an_aggregate_is_listed_by_its_members(base, tasks, tmp_
     found = evaluated(base, "made_group", None, protocol="harness")["tasks"]
     assert set(found) == set(tasks)
     assert all(score["count"] == 6 for score in found.values())
-
-
-def test_long_lists_of_tasks_have_files_of_their_own(base, tasks):
-    """They begin alike, for more than a hundred characters."""
-    first, second, third = ("./" * 50 + os.path.relpath(file) for file in tasks.values())
-    for chosen in (f"{first},{second}", f"{first},{third}"):
-        evaluated(base, chosen, None, protocol="harness")
-    found = [json.loads(path.read_text()) for path in (base.path / "eval").glob("*.json")]
-    assert sorted(sorted(result["tasks"]) for result in found) == [
-        ["made_brier", "made_likelihood"],
-        ["made_likelihood", "made_piqa"],
-    ]

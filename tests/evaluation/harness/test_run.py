@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import sys
-from pathlib import Path
 
 import datasets
 import pytest
@@ -29,7 +28,6 @@ from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.result_rows import results
 from lapcli.runs import read_run
 from lapcli.runtime.errors import LapError, UsageError
-from lapcli.runtime.files import read_json, sha256_of_file
 
 torch.set_num_threads(1)
 PAPER = "arc_easy,arc_challenge,mmlu,gsm8k,humaneval"
@@ -90,24 +88,6 @@ def test_each_task_is_one_call_of_lm_eval_and_needs_no_index(made, monkeypatch):
     assert [names[0] for names in calls] == ["arc_easy", "arc_challenge", "mmlu_astronomy", "gsm8k", "humaneval"]
 
 
-def test_the_result_names_what_it_is(made, whole):
-    (run, _), (result, _) = made, whole
-    assert result["settings"] == {"samples": 3, "temperature": 1.0, "top_k": 50, "max_tokens": 6, "seed": 1234}
-    assert result["weights_sha256"] == sha256_of_file(run.checkpoints / "step-000001" / "model.safetensors")
-    assert [score["count"] for score in result["tasks"].values()] == [7, 5, 6, 5, 2]
-    for task, score in result["tasks"].items():
-        details = score["details"]
-        assert details["version"] == (3 if task in ("gsm8k", "humaneval") else 1)
-        for path, digest in details["files"].items():
-            assert digest == sha256_of_file(Path(path))
-        assert set(details["metrics"]) == ({"pass@1", "pass@3"} if task in ("gsm8k", "humaneval") else {"acc"})
-    assert result["tasks"]["humaneval"]["details"]["code_execution"] in ("bubblewrap", "landlock+seccomp")
-    values = [score["value"] for score in result["tasks"].values()]
-    assert (result["average"]["value"], result["average"]["missing"]) == (pytest.approx(sum(values) / 5), [])
-    kept = [read_json(path, "measure again") for path in (run.path / "eval").glob("*.json")]
-    assert json.loads(json.dumps(result)) in kept
-
-
 def test_every_number_is_a_row_and_conditions_keep_rows_apart(made, tmp_path):
     run = copied(made[0], tmp_path / "copy")
     result = evaluated(run, "arc_easy,gsm8k", made[1], **QUICK)
@@ -126,11 +106,11 @@ def test_every_number_is_a_row_and_conditions_keep_rows_apart(made, tmp_path):
     assert first.weights_sha256 == result["weights_sha256"]
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-def test_batches_do_not_change_numbers(made, whole, batch):
-    assert_same(evaluated(made[0], "arc_easy,mmlu,gsm8k", made[1], batch=batch, fresh=True, **QUICK), whole)
+def test_batches_do_not_change_numbers(made, whole):
+    assert_same(evaluated(made[0], "arc_easy,mmlu,gsm8k", made[1], batch=1, fresh=True, **QUICK), whole)
 
 
+@pytest.mark.long
 def test_two_processes_with_uneven_documents_give_the_same(made, whole, tmp_path):
     run = copied(made[0], tmp_path / "copy")
     assert evaluate_in_processes(2, run, PAPER, made[1], **QUICK) == 0
@@ -158,6 +138,7 @@ def test_killed_and_resumed(made, whole, tmp_path, capsys):
     assert "saved" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_without_any_network(made, whole):
     """In an empty network namespace, and nobody told the hub's library that it is offline."""
     alone = next((way for way in (["unshare", "-n"], ["unshare", "-rn"]) if _works([*way, "true"])), None)
@@ -178,20 +159,6 @@ def _works(command):
         return run_process(command, capture_output=True).returncode == 0
     except OSError:
         return False
-
-
-def test_samples_have_prompts_answers_and_verdicts(whole):
-    result, samples = whole
-    arc, gsm8k = ([line for line in samples if line["task"] == task] for task in ("arc_easy", "gsm8k"))
-    for line in (*arc, *gsm8k):
-        assert line["prompt"].startswith("<|bos|><|user_start|>")
-        assert line["prompt"].endswith("<|user_end|><|assistant_start|>")
-    assert [len(line["answers"]) for line in arc[:4]] == [4, 4, 3, 5]
-    assert [len(line["answers"]) for line in gsm8k] == [3] * 5
-    for line in gsm8k:
-        passed = [verdict["passed"] for verdict in line["verdicts"][0]]
-        assert passed == [f"#### {line['target'].rpartition('#### ')[2]}" in answer for answer in line["answers"]]
-    assert sum(line["scores"]["acc"] for line in arc) / 7 == result["tasks"]["arc_easy"]["value"]
 
 
 def test_harness_prompts_are_lm_evals(made, base):
@@ -249,17 +216,7 @@ def test_the_table(made, whole, capsys):
     assert any(row[:1] == ["average"] and f"{whole[0]['average']['value']:.2%}" in row for row in rows)
 
 
-def test_the_chat_quickstart_end_to_end(chat_runs, capsys):
-    runs, _ = chat_runs
-    options = ["--tasks", "spelling", "--limit", "3", "--samples", "2", "--max-tokens", "12", "--json"]
-    code, out, err = run_main(capsys, "eval", "--runs-dir", str(runs), *options)
-    assert code == 0, err
-    result = json.loads(out)
-    assert (result["limit"], result["tasks"]["spelling"]["count"]) == (3, 3)
-    assert set(result["tasks"]["spelling"]["details"]["metrics"]) == {"pass@1", "pass@2"}
-
-
-@pytest.mark.slow
+@pytest.mark.long
 def test_any_task_of_lm_eval_with_its_data_from_the_hubs_cache(base, tmp_path, monkeypatch):
     """SciQ, of which `lap` knows nothing: lm-eval finds the definition, and the hub's library what it has on disk.
 

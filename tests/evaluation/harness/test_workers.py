@@ -24,11 +24,10 @@ def made(tmp_path_factory):
 @pytest.mark.parametrize(
     ("failing", "place", "error"),
     [
-        (0, "job", "memory"),
         (1, "job", "memory"),
-        (1, "job", "bug"),
-        (0, "prompts", "bug"),
-        (1, "loading", "memory"),
+        pytest.param(0, "job", "bug", marks=pytest.mark.long),
+        pytest.param(0, "prompts", "bug", marks=pytest.mark.long),
+        pytest.param(1, "loading", "memory", marks=pytest.mark.long),
     ],
 )
 def test_an_error_on_one_rank_ends_all_with_its_sentence(made, tmp_path, failing, place, error):
@@ -63,10 +62,10 @@ def _rank(environment, fails, place, error, arguments, folder):
 
     if fails:
         from lapcli.evaluation import run_tasks
-        from lapcli.evaluation.harness import adapter, workers
+        from lapcli.evaluation.harness import adapter
 
         owner, name = {
-            "job": (workers, "score"),
+            "job": (adapter, "score"),
             "prompts": (adapter.LapLM, "apply_chat_template"),
             "loading": (run_tasks, "open_run"),
         }[place]

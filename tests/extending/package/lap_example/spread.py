@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from lapcli.analysis.drawing import figure_by_layer
-from lapcli.analysis.measurement import LAYER, TOKENS, LayerResult, Measurement
+from lapcli.analysis.measurement import LayerResult, Measurement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ class Spread(Measurement):
     name = "spread"
     help = "Distance of the tokens from their mean, by layer."
     definition = "Mean squared distance of the tokens of a sequence from their mean over their mean squared length."
-    options = (LAYER, TOKENS)
+    options = ("layer", "tokens")
     default_layers = "all"
     columns: ClassVar = {"spread": "spread"}
 
@@ -27,7 +27,7 @@ class Spread(Measurement):
         from lapcli.measures.capture import Site
 
         accumulator = SpreadAccumulator()
-        capture.on_tokens(Site(layer, "output", self.settings[TOKENS]), lambda tokens, _: accumulator.update(tokens))
+        capture.on_tokens(Site(layer, "output", self.settings.tokens), lambda tokens, _: accumulator.update(tokens))
         return accumulator
 
     @classmethod
