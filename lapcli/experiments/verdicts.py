@@ -54,7 +54,7 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
         if not optimum.is_bracketed
     ]
     notes = [
-        f"p-values are adjusted for {len(findings)} arms by Holm, A/A among them; intervals of rungs are not.",
+        f"p-values are adjusted by Holm for {len(findings)} comparisons with the baseline; intervals are not.",
         *(f"{name} diverged; its pair is left out" for name in diverged),
         *(f"{arm} is not judged: it has no pair" for arm in ladder.arms[1:] if arm not in findings),
         *edges,
@@ -178,7 +178,7 @@ def draw(
         _save(figure, folder / "differences")
         figure, ((panel,),) = panels(1, 1, 5.2, 3.4)
         lines = {"baseline": [(r.compute, r.baseline) for r in next(iter(own.values()), [])]}
-        lines |= {arm: [(r.compute, r.arm) for r in rungs] for arm, rungs in own.items()}
+        lines |= {arm: [(r.compute, r.arm) for r in rungs] for arm, rungs in own.items() if arm != AA}
         for place, (arm, points) in enumerate(lines.items()):
             style = {
                 "color": COLOURS[(place - 1) % len(COLOURS)] if place else "#000000",

@@ -33,6 +33,7 @@ MISTAKES = {
     "train runs/tiny": "runs/tiny/recipe.yaml",
     "train chat.yaml": "lap sft chat.yaml",
     "train sweeps/laptop": "lap sweep",
+    "train ladders/gpt_cpu": "lap ladder",
     "train tiny.yaml --set train.steps": "key.path=value",
     "train tiny.yaml --set train.step=5": "`steps`",
     "train tiny.yaml --set train.steps=ten": '"ten"',
