@@ -13,7 +13,7 @@ from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel
 from lapcli.analysis.drawing import STYLE, forms_of, labels, lines_of, save_figure
 from lapcli.analysis.examples import class_names
 from lapcli.analysis.measurement import LayerResult, Settings
-from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, sinks, updates
+from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, ov, sinks, updates
 from lapcli.analysis.measurements.features import FeatureMap
 from lapcli.heads.plan import head_plan
 from lapcli.report import figures
@@ -44,6 +44,7 @@ def made_up(what):
         "pca": LayerResult({"tokens_shown": 30, "variance_share_1": 0.5, "variance_share_2": 0.2}, {}, points),
         "updates": LayerResult({}, heads, words={"operators": ["attention", "gate", "laplacian", "laplacian"]}),
         "sinks": LayerResult({}, {name: rng.uniform(0, 1, 4) for name in sinks.QUANTITIES}, words=operators),
+        "ov": LayerResult({}, {name: rng.uniform(-1, 1, 4) for name in ov.QUANTITIES}, words=operators),
         "mixing": LayerResult({}, {"mix_alpha": np.array([np.nan, np.nan, 0.1, -0.2])}, words=operators),
         "features": LayerResult({"pictures": 1}, pictures=[picture]),
     }[what]
