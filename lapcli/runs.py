@@ -32,6 +32,7 @@ from lapcli.runtime import __version__
 from lapcli.runtime.errors import DataError, LapError, UsageError
 from lapcli.runtime.files import NO_LOCKS, read_json, write_json, write_text
 from lapcli.runtime.plugins import load_plugins, origin_of
+from lapcli.runtime.progress import say_start
 
 log = logging.getLogger(__name__)
 
@@ -423,7 +424,9 @@ def newest_run(runs_dir: Path, objectives: set[str]) -> Run:
             candidates.append((time_of(info), path))
     if not candidates:
         raise UsageError(f"no finished run of {' or '.join(sorted(objectives))} in {runs_dir}; train one or use --run")
-    return read_run(max(candidates)[1])
+    newest = read_run(max(candidates)[1])
+    say_start(f"{newest.path} is the newest finished run that fits; name another to choose it")
+    return newest
 
 
 def time_of(info: dict[str, Any]) -> float:

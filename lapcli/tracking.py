@@ -189,7 +189,7 @@ class LiveTracking:
 
 def replay(run: Run, name: str) -> int:
     """Send the metrics and evaluations of a run to a tracker; return the number of steps."""
-    check_installed(name)
+    require_extra(name, name)
     steps: dict[int, dict[str, float]] = {}
     for line in metrics.read_metrics(run.metrics):
         steps.setdefault(line["step"], {}).update(tagged(line))
@@ -240,11 +240,6 @@ def run_id(run: Run) -> str:
     # W&B never gives a deleted id free again, so a run that is trained anew needs another: `created` makes it so.
     text = f"{run.info.get('recipe_sha256')} {run.info.get('seed')} {run.info.get('created')}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def check_installed(name: str) -> None:
-    """Raise UsageError if the package of a tracker is not installed; nothing is imported."""
-    require_extra(name, name)
 
 
 def _first_line(error: Exception) -> str:

@@ -44,6 +44,7 @@ def test_while_it_computes(command, home, shared_cache):
     assert files_below(home) == before
 
 
+@pytest.mark.long
 def test_in_a_sweep_once_and_twice(tmp_path, shared_cache):
     """The first saves the running cell, the second ends it at once; the cell would train for hours."""
     recipe, run = write_recipe(tmp_path, train={"steps": 10**7}), tmp_path / "runs" / "tiny-seed7"

@@ -1,6 +1,7 @@
 """The generated pages are up to date, every table and figure of the paper has its row, and the site is built."""
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -110,3 +111,29 @@ def test_the_site_is_built(tmp_path):
     assert done.returncode == 0, done.stderr
     for page in ("index.html", "paper.html", "reference/recipe.html", "search/search_index.json"):
         assert (tmp_path / "site" / page).is_file()
+
+
+@pytest.mark.long
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """By a kernel where nbclient is installed, else cell by cell."""
+    text = (ROOT / "docs/quickstart.ipynb").read_text()
+    monkeypatch.setenv("LAP_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    try:
+        import nbformat
+        from nbclient import NotebookClient
+    except ImportError:
+        names: dict[str, object] = {}
+        for cell in json.loads(text)["cells"]:
+            if cell["cell_type"] == "code":
+                exec(compile("".join(cell["source"]), "quickstart.ipynb", "exec"), names)
+        top1 = names["top1"]
+        assert len(top1) == 6
+        assert all(0 < value <= 1 for value in top1.values())
+        return
+    notebook = nbformat.reads(text, as_version=4)
+    nbformat.validate(notebook)
+    NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    assert "n = 3" in printed
+    assert "changed: True  restored: True" in printed

@@ -71,6 +71,7 @@ def _without_overrides() -> None:
         _LIBC.prctl(_DROP, capability, 0, 0, 0)
 
 
+@pytest.mark.long
 def test_folders_that_one_may_not_enter_or_write(home, tmp_path):
     closed, fixed, cache = tmp_path / "closed", tmp_path / "fixed", str(tmp_path / "cache")
     closed.mkdir(mode=0o000)
@@ -139,6 +140,7 @@ def test_a_disk_that_fills_up_while_training(home, tmp_path, room):
         assert_one_sentence(code, err)
 
 
+@pytest.mark.long
 def test_a_file_system_that_is_read_only(home, tmp_path):
     """Whoever only reads is served, whoever writes is told; a colleague's disk may be mounted so."""
     if not can_mount():

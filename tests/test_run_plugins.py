@@ -99,7 +99,9 @@ def test_the_package_and_its_versions_are_recorded(trained):
     assert after["plugins"] == [{**entry, "version": "1.3"}]
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "analyze", "report"])
+@pytest.mark.parametrize(
+    "command", ["train", *(pytest.param(each, marks=pytest.mark.long) for each in ("eval", "analyze", "report"))]
+)
 def test_a_missing_package_is_one_sentence_with_the_next_step(trained, command):
     folder, train, _, _ = trained
     runs = ["--runs-dir", str(folder / "runs")]

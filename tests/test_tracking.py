@@ -199,8 +199,8 @@ def test_trackers_are_no_part_of_a_recipe(tiny):
 
 def test_the_command_and_its_mistakes(run, tiny, capsys, monkeypatch):
     monkeypatch.setenv("LAP_RUNS", str(run.path.parent))
-    code, out, _ = run_main(capsys, "runs", "track", "mi*", "--to", "tensorboard", "--json")
-    assert (code, json.loads(out)) == (0, [{"run": "mine", "steps": 10}])
+    code, out, _ = run_main(capsys, "runs", "track", "mi*", "--to", "tensorboard")
+    assert (code, out) == (0, "mine: 10 steps sent to tensorboard\n")
     mistakes = {
         ("runs", "track", "mine"): "--to",
         ("runs", "track", "nine", "--to", "tensorboard"): "mine",
@@ -211,7 +211,7 @@ def test_the_command_and_its_mistakes(run, tiny, capsys, monkeypatch):
     for asked, named in mistakes.items():
         code, out, err = run_main(capsys, *asked)
         assert (code, out, named in err) == (2, "", True), err
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    monkeypatch.setattr("lapcli.runtime.environment.find_spec", lambda name: None)
     code, _, err = run_main(capsys, "runs", "track", "mine", "--to", "wandb")
     assert (code, "lapcli[wandb]" in err) == (2, True)
     assert not (tiny.parent / "runs" / "tiny").exists()

@@ -50,7 +50,7 @@ def test_shipped_recipes_are_found_by_name_from_any_folder(installed, tmp_path):
 def test_recipes_are_listed_and_copied_outside_a_checkout(installed, tmp_path):
     assert "quickstart" in run(str(installed), "recipes", cwd=tmp_path)
     run(str(installed), "init", "mine", "--job", "images", cwd=tmp_path)
-    assert "8 of 16 Laplacian" in run(str(installed), "train", "mine/images.yaml", "--dry-run", cwd=tmp_path)
+    assert "8 of 16 Laplacian" in run(str(installed), "train", "mine/mine.yaml", "--dry-run", cwd=tmp_path)
 
 
 def test_a_file_wins_over_a_shipped_recipe_of_its_name(installed, tmp_path):

@@ -38,25 +38,6 @@ class DataOrigin:
     split: str
 
 
-class Examples:
-    """Sequences with classes. `by_token`: each token has a class of its own; else each sequence has one."""
-
-    origin: DataOrigin
-    classes: Sequence[str]  # names by index
-    class_ids: Sequence[str] = ()  # the names in the data, if they differ
-    by_token: bool
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def batches(self) -> Iterator[Batch]:
-        raise NotImplementedError
-
-    def class_counts(self) -> np.ndarray:
-        """Count the examples of each class, without running the model."""
-        raise NotImplementedError
-
-
 def class_names(classes: Sequence[str]) -> Sequence[str]:
     """Return readable, distinct names: timm's if the classes are WordNet ids (`n01440764` is `tench`)."""
     if not classes or not all(re.fullmatch(r"n\d{8}", str(name)) for name in classes):
@@ -69,10 +50,11 @@ def class_names(classes: Sequence[str]) -> Sequence[str]:
     return [f"{text} ({name})" if named.count(text) > 1 else text for name, text in zip(classes, named, strict=True)]
 
 
-class TextExamples(Examples):
+class TextExamples:
     """The first sequences of a shuffled token stream, whole contexts; the class of a token is the next token."""
 
-    by_token = True
+    by_token = True  # each token has a class of its own
+    class_ids: Sequence[str] = ()
 
     def __init__(
         self,
@@ -121,10 +103,10 @@ class _TokenNames(Sequence[str]):
         return repr(self._tokenizer.decode([index]))
 
 
-class ImageExamples(Examples):
+class ImageExamples:
     """Images as they are evaluated: resized, cropped, not augmented; `limit` takes a seeded choice of them."""
 
-    by_token = False
+    by_token = False  # each sequence has a class
 
     def __init__(
         self,
@@ -140,7 +122,7 @@ class ImageExamples(Examples):
         workers: int = 0,
     ) -> None:
         self.origin, self.classes = origin, class_names(images.classes)
-        self.class_ids = images.classes
+        self.class_ids: Sequence[str] = images.classes  # as the data names them
         self._images, self._source, self._size, self._device = images, source, size, device
         self._transform = evaluation_transform(source, size)
         self._batch, self._workers = batch, workers
@@ -202,3 +184,6 @@ def _read(path: Path, turned: bool) -> Image.Image:
         return decode(path.read_bytes(), str(path), turned)
     except OSError as error:
         raise UsageError(f"--image {path} cannot be read ({error.strerror}); name a file with an image") from None
+
+
+Examples = TextExamples | ImageExamples  # sequences with classes

@@ -93,8 +93,7 @@ def analyze(
         str | None, typer.Option("--classes", metavar="A,B,C", help="Names or numbers of classes: simplex and pca.")
     ] = None,
     image: Annotated[
-        list[Path] | None,
-        typer.Option("--image", exists=True, dir_okay=False, help="An image file, for features; repeatable."),
+        list[Path] | None, typer.Option("--image", help="An image file, for features; repeatable.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of what is shown and of --limit.")] = 0,
     out: Annotated[
@@ -115,6 +114,9 @@ def analyze(
     from lapcli.runs import named_run, newest_run
 
     # Before torch is imported: a mistake is refused within half a second.
+    for path in image or []:
+        if not path.is_file():
+            raise UsageError(f"--image {path} does not exist; name a file with an image")
     usual = {"checkpoint": "last", "data": None, "split": "validation", "limit": None}
     given: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "split": split, "limit": limit}
     settings = Settings(layer, tokens, norm, classes, tuple(image or ()), seed)

@@ -31,14 +31,18 @@ def chat(
 
     from lapcli.recipe import OBJECTIVES
     from lapcli.recipe.schema import CHAT
-    from lapcli.runs import find_run
+    from lapcli.runs import find_run, named_run
 
     if prompt is not None and not prompt.strip():
         raise UsageError("--prompt is empty; ask something, or leave it out to type line by line")
     run = options.one_run(run, run_option)
-    chat_run = find_run(
-        runs_dir or default_runs_dir(), run, {name for name in OBJECTIVES if CHAT in OBJECTIVES[name].gives}
-    )
+    folder, chats = runs_dir or default_runs_dir(), {name for name in OBJECTIVES if CHAT in OBJECTIVES[name].gives}
+    if run is not None and (base := named_run(folder, run)).info.get("objective") not in chats:
+        raise UsageError(
+            f"{base.path} has not learned to answer; let it continue a text with `lap sample {run}`, or fine-tune it "
+            f"with `lap sft chat_quickstart --run {run}`"
+        )
+    chat_run = find_run(folder, run, chats)
     from lapcli.runtime.progress import say_start
 
     say_start(f"{chat_run.path}: loading torch and the model")

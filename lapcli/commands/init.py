@@ -7,26 +7,41 @@ import typer
 
 from lapcli.commands import options
 from lapcli.commands.options import print_json
+from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
   lap init my_gpt
   lap init my_images --job images
+  lap init my_images --job images --data ~/photographs
   lap init my_assistant --job chat
 """
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to; created if it does not exist.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="NAME", help="Folder to write to; also names the recipe and its run.")
+    ],
     job: Annotated[
         Literal["text", "images", "chat", "self-supervised"], typer.Option("--job", help="What to train.")
     ] = "text",
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="With --job images: a folder of images by class, to which the recipe is fitted."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Write a commented starter recipe, and print what to run next. Nothing is overwritten."""
     from lapcli.recipe.shipped import write_starter
 
-    written = write_starter(job, folder)
+    values = None
+    if data is not None:
+        if job != "images":
+            raise UsageError(f"--data is looked at for --job images; for {job}, set data.train in the recipe")
+        from lapcli.data.images.sources import first_values
+
+        values = first_values(data)
+    written = write_starter(job, folder, values)
     if as_json:
         print_json([{"file": str(file), "next": command} for file, command in written])
         return

@@ -136,13 +136,6 @@ Temperature = Annotated[
 ]
 TopK = Annotated[int, typer.Option("--top-k", min=1, help="Sample from the K likeliest tokens.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Dpi = Annotated[int, typer.Option("--dpi", min=30, max=1200, help="Resolution of PNG figures, in dots per inch.")]
-Size = Annotated[
-    str | None,
-    typer.Option(
-        "--size", metavar="WxH", help="Size of a figure in inches, such as 6x4.", show_default="by what it shows"
-    ),
-]
 
 
 def one_run(by_position: str | None, by_option: str | None) -> str | None:

@@ -19,7 +19,7 @@ Examples:
 """
 
 HEADS = "model.laplacian_heads"  # not imported: `lap --help` imports this file and must answer at once
-Format = Literal["table", "latex", "csv", "json", "html"]
+Format = Literal["table", "markdown", "latex", "csv", "json", "html"]
 
 
 def report(

@@ -168,7 +168,6 @@ def track(
     names: SomeRuns,
     to: Annotated[Literal["tensorboard", "wandb", "trackio"], typer.Option("--to", help="The tracker.")],
     runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
 ) -> None:
     """Send metrics, evaluations and recipes of runs of any status to TensorBoard, W&B or trackio."""
     from lapcli.catalogue.listing import matching_runs
@@ -177,10 +176,7 @@ def track(
 
     paths = matching_runs(_folder(runs_dir), names)
     sent = {path.name: replay(read_run(path), to) for path in paths}
-    if as_json:
-        print_json([{"run": name, "steps": steps} for name, steps in sent.items()])
-    else:
-        print("\n".join(f"{name}: {steps:,} steps sent to {to}" for name, steps in sent.items()))
+    print("\n".join(f"{name}: {steps:,} steps sent to {to}" for name, steps in sent.items()))
 
 
 @app.command()
@@ -189,7 +185,6 @@ def rename(
     new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
     yes: Yes = False,
     runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
 ) -> None:
     """Rename a run. A run that is being trained, or that another run started from, is refused."""
     from lapcli.catalogue.housekeeping import rename_run
@@ -199,12 +194,11 @@ def rename(
     run = named_run(_folder(runs_dir), name)
     if is_of_a_sweep(run.path) and not yes:
         raise UsageError(f"{run.path} belongs to a sweep, which would train it again; use --yes to rename it")
-    path = rename_run(run, new)
-    print_json({"run": str(run.path), "renamed_to": str(path)}) if as_json else print(path)
+    print(rename_run(run, new))
 
 
 @app.command()
-def rm(names: SomeRuns, yes: Yes = False, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
+def rm(names: SomeRuns, yes: Yes = False, runs_dir: options.RunsDir = None) -> None:
     """Remove runs with everything in them, after asking. A run that is being trained is refused."""
     from lapcli.catalogue.housekeeping import dependent_runs, refuse_running, remove_run
     from lapcli.catalogue.listing import is_of_a_sweep, matching_runs, size_of
@@ -218,11 +212,8 @@ def rm(names: SomeRuns, yes: Yes = False, runs_dir: options.RunsDir = None, as_j
                 remarks.append(f"{', '.join(others)} started from {path.name}.")
     listed, size = ", ".join(map(str, paths)), size_text(sum(map(size_of, paths)))
     _confirm(" ".join([f"Remove {listed} ({size})?", *remarks]), yes)
-    freed = {str(path): remove_run(path) for path in paths}
-    if as_json:
-        print_json({"removed": freed})
-    else:
-        print("\n".join(f"removed {path}, {size_text(count)}" for path, count in freed.items()))
+    for path in paths:
+        print(f"removed {path}, {size_text(remove_run(path))}")
 
 
 @app.command()
@@ -232,7 +223,6 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
     yes: Yes = False,
     runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
 ) -> None:
     """Remove old checkpoints, after asking: never the newest, the best, or one that another run started from."""
     from lapcli.catalogue.housekeeping import plan_prunings, remove_checkpoints
@@ -242,16 +232,13 @@ def prune(
     print("".join(wrapped_message(f"note: {note}") + "\n" for note in left_out), end="", file=sys.stderr)
     doomed = [plan for plan in plans if plan.removed]
     freed = size_text(sum(plan.bytes for plan in doomed))
-    if not as_json:
-        rows = [(p.run, f"remove steps {p.removed} ({size_text(p.bytes)}); keep {p.kept}") for p in doomed]
-        print(facts(rows) if rows else "nothing to remove")
+    rows = [(p.run, f"remove steps {p.removed} ({size_text(p.bytes)}); keep {p.kept}") for p in doomed]
+    print(facts(rows) if rows else "nothing to remove")
     if doomed and not dry_run:
         _confirm(f"Remove {sum(len(plan.removed) for plan in doomed)} checkpoints ({freed})?", yes)
         for plan in doomed:
             remove_checkpoints(plan)
-    if as_json:
-        print_json({"is_done": not dry_run, "runs": [vars(plan) for plan in plans], "left_out": left_out})
-    elif doomed:
+    if doomed:
         print(f"{'would free' if dry_run else 'freed'} {freed}")
 
 

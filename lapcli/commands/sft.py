@@ -82,12 +82,12 @@ def sft(
         processes.check()
         _print_counts(loaded, as_json)
         return
+    from lapcli.runtime.environment import require_extra
     from lapcli.runtime.progress import say_start
-    from lapcli.tracking import check_installed
 
     trackers = [*loaded.track, *map(str, track or [])]
     for tracker in trackers:
-        check_installed(tracker)
+        require_extra(tracker, tracker)
     folder = runs_dir or default_runs_dir()
     start = find_run(folder, run, PRETRAINED if run is None else STARTS) if given is None else None
     run_name = name or _name_of(start, given) + ("" if seed is None else f"-seed{seed}")

@@ -75,8 +75,8 @@ def sweep(
     from lapcli.experiments.slurm import array_script
     from lapcli.experiments.sweep import SweepChooser, known_cells, load_sweep, sweep_cost
     from lapcli.runs import check_name
+    from lapcli.runtime.environment import require_extra
     from lapcli.runtime.progress import LogConsole
-    from lapcli.tracking import check_installed
 
     if (gpu or gpus) and not dry_run:
         raise UsageError("--gpu and --gpus belong to --dry-run; a sweep uses this machine's GPUs")
@@ -95,7 +95,7 @@ def sweep(
     refuse_others([cell for cell, waits in known if not waits], where)
     trackers = list(map(str, track or []))
     for tracker in trackers:
-        check_installed(tracker)
+        require_extra(tracker, tracker)
     if dry_run:
         cost = sweep_cost(known, where, named_gpu(gpu) if gpu else None, gpus or 1)
         print_json(cost) if as_json else print(_cost_table(cost))

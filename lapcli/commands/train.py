@@ -57,8 +57,8 @@ def train(
     """
     from lapcli.recipe import BaseRecipe, RecipeError, load_recipe
     from lapcli.runs import check_name
+    from lapcli.runtime.environment import require_extra
     from lapcli.runtime.progress import say_start
-    from lapcli.tracking import check_installed
 
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
     try:
@@ -84,7 +84,7 @@ def train(
         return
     trackers = [*loaded.track, *map(str, track or [])]
     for tracker in trackers:
-        check_installed(tracker)
+        require_extra(tracker, tracker)
     say_start(f"{recipe.name} is checked; loading torch")
     if needs_launch(processes, device):
         _check_machines(processes, loaded, device)

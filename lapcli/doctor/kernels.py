@@ -66,7 +66,8 @@ def check_attention(
 
     with KernelNames() as names:
         outputs = _outputs(kernel, *on_device)
-    if device.type == "cuda" and not case.masked and not names.are_fused():
+    is_fused = names.names and not any("math" in name for name in names.names)
+    if device.type == "cuda" and not case.masked and not is_fused:
         return fails(f"no fused kernel: {names.text()}", WRONG_KERNEL, kernels=names.names)
     return compared(outputs, truth, LIMITS[dtype], f"{names.text()}, output and gradients", WRONG_KERNEL)
 
@@ -233,9 +234,6 @@ class KernelNames(TorchDispatchMode):
     def text(self) -> str:
         short = [name.removeprefix("_scaled_dot_product_").replace("_attention", "") for name in self.names]
         return " and ".join(short) if short else "unfused"
-
-    def are_fused(self) -> bool:
-        return bool(self.names) and not any("math" in name for name in self.names)
 
 
 def kernel_checks(device: torch.device) -> list[Check]:

@@ -26,7 +26,6 @@ from lapcli.data.images.loader import Example, Reader, seed_everything
 from lapcli.data.images.tables import has_tables, load_tables
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.progress import Progress
 
 HUB = "hub:zhoubolei/scene_parse_150"
 CLASSES = 150
@@ -190,17 +189,6 @@ def open_ade20k(
     train, validation = _parts(source, revision, (image_column, label_column))
     description = f"{source}: {len(train):,} training and {len(validation):,} validation scenes of {CLASSES} classes"
     return SceneData(train, validation, description, digest(train.identity(), validation.identity()))
-
-
-def check_scenes(data: SceneData, progress: Progress | None = None) -> None:
-    """Decode every scene once, so that a bad label map is reported before hours of training, not after."""
-    total, done = len(data.train) + len(data.validation), 0
-    for scenes in (data.train, data.validation):
-        for index in range(len(scenes)):
-            scenes.scene(index)
-            done += 1
-            if progress and done % 100 == 0:
-                progress("checking label maps", done, total)
 
 
 def _parts(source: str, revision: str | None, columns: Sequence[str]) -> tuple[Scenes, Scenes]:

@@ -146,7 +146,7 @@ def measure_knn(
         "feature": _class_token_name(backbone),
         "training_images": len(data.train),
         "left_out": left_out,  # beyond the training images
-        "protocol": protocol.written_out(),
+        "protocol": protocol.model_dump(mode="json"),
     }
     count = len(data.validation)
     known: dict[str, Any] = {"conditions": protocol.conditions(), "note": shown if left_out else ""}
@@ -210,7 +210,7 @@ def measure_linear(
         "top5": on_validation[best][1] / images,
         "rates": rates,
         "training_images": len(train),
-        "protocol": protocol.written_out(),
+        "protocol": protocol.model_dump(mode="json"),
     }
     return Score(
         "linear",

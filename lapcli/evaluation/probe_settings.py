@@ -27,18 +27,10 @@ Share = Annotated[float, Field(gt=0, le=1)]
 class Protocol(Section):
     """The settings of one task."""
 
-    def changed(self) -> dict[str, dict[str, Any]]:
+    def conditions(self) -> dict[str, Any]:
         """Return the settings that differ from the default; the source of the data does not count as a change."""
         used, default = self.model_dump(mode="json"), type(self)().model_dump(mode="json")
-        return {
-            key: {"default": old, "used": new} for key, old, new in differing_keys(default, used) if key not in PLACES
-        }
-
-    def written_out(self) -> dict[str, Any]:
-        return {**self.model_dump(mode="json"), "changed": self.changed()}
-
-    def conditions(self) -> dict[str, Any]:
-        return {key: change["used"] for key, change in self.changed().items()}
+        return {key: new for key, _, new in differing_keys(default, used) if key not in PLACES}
 
     def within(self, examples: int, limit: int | None) -> Self:
         """Shrink a batch that is larger than the examples that `--limit` leaves; the result records it."""

@@ -24,7 +24,6 @@ from lapcli.evaluation.ade20k import (
     SceneReader,
     Scenes,
     SceneSubset,
-    check_scenes,
     resize_short_side,
 )
 from lapcli.evaluation.features import Backbone, ForwardSettings, SharedBatches, evenly_spaced
@@ -242,7 +241,6 @@ def measure_ade20k(
     """Train and measure; the score is the best mean IoU of all validations, as the DINOv3 scripts report it."""
     data = limited(data, limit)
     protocol = protocol.within(len(data.train), limit)
-    check_scenes(data, how.progress)
     task = Segmentation(backbone, data, protocol, how)
     validations: list[dict[str, float]] = []
     best_N2K, best = np.zeros((0, 2, CLASSES)), -1.0
@@ -276,7 +274,7 @@ def measure_ade20k(
         "last_loss": loss,
         "interval": "95%, from 1,000 draws of the validation scenes with replacement",
         "training_scenes": len(data.train),
-        "protocol": protocol.written_out(),
+        "protocol": protocol.model_dump(mode="json"),
     }
     return Score(
         "ade20k",

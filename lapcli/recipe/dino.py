@@ -82,7 +82,7 @@ class CropSource(ImageFiles):
 
 
 class SelfSupervisedTrain(TrainSection):
-    # Images whose masks are drawn together and among which KoLeo searches neighbours: the paper's batch on one GPU.
+    # Images whose masks are sampled together and among which KoLeo searches neighbours: the paper's batch on one GPU.
     group: Annotated[Whole, Field(ge=1, le=10**6)] = 224
     dino: NonNegative = 1.0  # weight of the DINO loss
     koleo: NonNegative = 0.1  # weight of the KoLeo loss

@@ -145,7 +145,7 @@ class TextSource(Source):
     crop: Count | None = None  # characters kept of each document
     shuffled: bool = False  # the source is in random order already
     shuffle_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0  # of the order of documents
-    # `last_file` holds the last file out; a fraction holds out that share of the documents; null means the
+    # `last_file` holds the last file out; a number holds out that fraction of the documents; null means the
     # last of several files, or a twentieth of a single one.
     validation: Literal["last_file"] | HeldOut | None = Field(
         default=None, description="`last_file` or a number (above 0 and below 1)"
@@ -221,7 +221,7 @@ class PlateauSchedule(Section):
     @combination("warmdown", "warmup")
     def _parts_fit(self) -> str | None:
         if self.warmup + self.warmdown > 1:
-            return f"warmup {self.warmup} and warmdown {self.warmdown} are more than the whole run"
+            return f"warmup {self.warmup} and warmdown {self.warmdown} exceed the run"
         return None
 
 

@@ -1,7 +1,7 @@
 """The recipes that ship with lap: their list, and commented copies as a start for one's own."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,25 +91,39 @@ def _leading_comment(text: str) -> Iterator[str]:
         yield line
 
 
-def write_starter(job: str, folder: Path) -> list[tuple[Path, str]]:
-    """Write the recipe of a job and of the job that it starts from; return each file with the command to run next."""
+def write_starter(job: str, folder: Path, values: Mapping[str, str | None] | None = None) -> list[tuple[Path, str]]:
+    """Write the recipe of a job, named as the folder, and of the job that it starts from; return each file with the
+    command to run next. `values` replaces values of keys, and leaves out those that are None."""
     starter = STARTERS[job]
     jobs = [job] if starter.needs is None else [starter.needs, job]
-    files = {name: folder / f"{name.replace('-', '_')}.yaml" for name in jobs}
+    own_name = folder.resolve().name
+    files = {name: folder / f"{own_name if name == job else name.replace('-', '_')}.yaml" for name in jobs}
+    if len(set(files.values())) < len(jobs):
+        raise UsageError(f"{folder}: a chat recipe of that name would replace the one of its base model; take another")
     for file in files.values():
         if file.exists():
             raise UsageError(f"{file} already exists; choose another folder, or move the file away")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, file in files.items():
-            write_text(file, _starter_text(STARTERS[name], file))
+            write_text(file, _starter_text(STARTERS[name], file, values or {}))
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}); name another folder") from None
     return [(file, STARTERS[name].command.format(file=file)) for name, file in files.items()]
 
 
-def _starter_text(starter: Starter, file: Path) -> str:
+def _with_values(line: str, values: Mapping[str, str | None]) -> str | None:
+    """Return a line of a recipe with another value of its key; None if the key is to be left out."""
+    found = re.match(r"(  )(\w+): \S", line)
+    if found is None or found[2] not in values:
+        return line
+    value = values[found[2]]
+    return None if value is None else f"  {found[2]}: {value}"
+
+
+def _starter_text(starter: Starter, file: Path, values: Mapping[str, str | None]) -> str:
     text = (shipped_recipes() / f"{starter.recipe}.yaml").read_text(encoding="utf-8")
     body = text.splitlines()[len(list(_leading_comment(text))) :]
     header = [*starter.header.replace("{file}", str(file)).splitlines(), starter.command.replace("{file}", str(file))]
-    return "\n".join([*(f"# {line}" for line in header), *body, ""])
+    kept = [new for line in body if (new := _with_values(line, values)) is not None]
+    return "\n".join([*(f"# {line}" for line in header), *kept, ""])

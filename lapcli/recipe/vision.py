@@ -103,7 +103,7 @@ class Mixing(Section):
     mixup: NonNegative = 0.0  # alpha; 0: none
     cutmix: NonNegative = 0.0  # alpha; 0: none
     probability: Fraction = 1.0  # that a group is mixed
-    cutmix_share: Fraction = 0.5  # share of the groups that use CutMix if both are on
+    cutmix_share: Fraction = 0.5  # fraction of the groups that use CutMix if both are on
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the targets
     group: Count | None = None  # images that share a lambda; null: the whole batch
 

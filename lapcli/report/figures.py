@@ -27,6 +27,7 @@ from lapcli.training.metrics import read_metrics
 
 _MOST_NAMED = 12  # runs in a legend; beyond it has one entry for each row
 LONGEST = 60  # characters of a heading
+_TOGETHER = {"anova": "share of the variance", "spectrum": "components for a share of the variance"}  # axis labels
 POINTS = 200  # of a training curve; more are averaged over stretches of steps
 _PLANS = ("#3b528b", "#21918c", "#5ec962", "#d9a400", "#e4572e", "#a8327d", "#440154", "#7f7f7f")
 
@@ -255,7 +256,7 @@ def _by_rows(family: Sequence[Grid], measures: Sequence[str], name: str) -> Char
     seeds = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
     caption = f"Means over {seeds} seeds; bars are one standard deviation." if max(counts) > 1 else "One seed, no bars."
     what = measures[0].replace("_", "-") if len(measures) == 1 else measures[0].split(".")[0]
-    label = column.label if len(measures) == 1 else "accuracy (%)" if column.unit else what
+    label = column.label if len(measures) == 1 else _TOGETHER.get(what, "accuracy (%)")
     file = re.sub(r"[^a-z0-9-]+", "-", f"{name}-{what}-by-rows".lower())
     across = "Laplacian heads" if family[0].rows_by == (HEADS,) else ", ".join(family[0].rows_by)
     return Chart(file, f"{label[:1].upper()}{label[1:]} by {across}", caption, across, label, lines)

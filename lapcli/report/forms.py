@@ -1,4 +1,4 @@
-"""The forms in which a report's table leaves it: text and LaTeX, and the file that `--out` names.
+"""The forms in which a report's table leaves it: text, Markdown and LaTeX, and the file that `--out` names.
 
 Text from recipes and names is escaped, so that it never becomes markup.
 """
@@ -46,6 +46,26 @@ def to_text(table: Table, width: int | None = None) -> str:
     return "\n".join([*wrapped(table.title, width=width), "", *lines, "", *notes])
 
 
+def _with_marking(table: Table) -> list[str]:
+    return [*table.notes, *(["Best in bold, second best underlined."] if table.has_marks else [])]
+
+
+def to_markdown(table: Table) -> str:
+    marks = {"best": ("**", "**"), "second": ("<u>", "</u>"), None: ("", "")}
+    rows = [list(map(_escaped_markdown, table.header)), ["---"] * len(table.header)]
+    for row in table.rows:
+        rows.append([_escaped_markdown(entry.text + entry.after).join(marks[entry.mark]) for entry in row])
+    # Two trailing spaces are Markdown's line break.
+    notes = [_escaped_markdown(line) + "  " for line in _with_marking(table)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([f"**{_escaped_markdown(table.title)}**", "", *lines, "", *notes])
+
+
+def _escaped_markdown(text: str) -> str:
+    escaped = "".join(f"\\{letter}" if letter in "\\|`*_[]<>#" else letter for letter in text)
+    return escaped.replace("&", "&amp;").replace("\n", " ")
+
+
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -71,8 +91,7 @@ _LATEX = {
 def to_latex(table: Table) -> str:
     """Format a table in the paper's style; LaTeX needs only the package booktabs."""
     header = [f"\\textbf{{{_escaped_latex(name)}}}" for name in table.header]
-    marking = ["Best in bold, second best underlined."] if table.has_marks else []
-    caption = _escaped_latex(" ".join([f"{table.title}.", *table.notes, *marking]))
+    caption = _escaped_latex(" ".join([f"{table.title}.", *_with_marking(table)]))
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}[h]",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lapcli.report.collect import Collection, Grid, RowKey, Which, collect, grids_of
-from lapcli.report.forms import GAP, Entry, Table, to_latex, to_text
+from lapcli.report.forms import GAP, Entry, Table, to_latex, to_markdown, to_text
 from lapcli.report.statistics import Paired, Summary, compare, summarise
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import to_csv
@@ -404,6 +404,7 @@ def _csv_rows(tables: Sequence[ScoreTable]) -> Iterator[list[Any]]:
 #: The formats of `lap report --format`, except the page.
 FORMATS: dict[str, Callable[[Sequence[ScoreTable]], str]] = {
     "table": lambda tables: "\n\n".join(to_text(as_shown(table)) for table in tables),
+    "markdown": lambda tables: "\n\n".join(to_markdown(as_shown(table)) for table in tables),
     "latex": lambda tables: "\n\n".join(to_latex(as_shown(table, names_baseline=False)) for table in tables),
     "csv": lambda tables: to_csv(CSV_HEADER, _csv_rows(tables)).rstrip("\n"),
     "json": lambda tables: json.dumps([to_dict(table) for table in tables], indent=2),

@@ -179,18 +179,6 @@ def test_titles_tell_runs_of_one_plan_apart(what):
         assert any(title.startswith(f"2L\n({name})") for title in titles), titles
 
 
-def test_rows_of_heads_share_their_range():
-    some = analysis("sinks", layers=(0, 1))
-    series = some.runs[0].layers[0].series
-    series |= {name: values * 3 for name, values in series.items()}
-    with mpl.rc_context(STYLE):
-        axes = MEASUREMENTS["sinks"].draw(some).axes
-    columns = {}
-    for each in axes:
-        columns.setdefault(each.get_subplotspec().colspan.start, set()).add(each.get_ylim())
-    assert [len(ranges) for ranges in columns.values()] == [1, 1, 1]
-
-
 def test_colours_differ_in_brightness():
     """Lines can be told apart without colour: their grey values are in order and apart."""
     grey = []

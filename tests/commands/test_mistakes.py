@@ -62,7 +62,7 @@ MISTAKES = {
     "eval tiny --tasks top1": "bpb",
     "eval --run tiny --tasks bpb --checkpoint 7": "last, best",
     "eval tiny --tasks bpb --set knn.k=3": "--set",
-    "analyze cosine tiny": "'cossim'",
+    "analyze cosine tiny": "cossim",
     "analyze cossim tinny": "tiny",
     "analyze cossim 'zebra*'": "zebra*",
     "report nowhere": "tiny",

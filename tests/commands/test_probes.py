@@ -3,12 +3,10 @@
 import hashlib
 import json
 
-import numpy as np
 import pytest
 import timm
 import torch
 from image_support import image_recipe, write_folder
-from PIL import Image
 from safetensors.torch import save_file
 from scene_support import write_scenes
 from support import lap, run_main, train_here
@@ -82,7 +80,6 @@ def test_all_three_on_a_run(capsys, runs, scenes, name):
     for task in ("linear", "knn10", "ade20k"):
         protocol = found["tasks"][task]["details"]["protocol"]
         assert {"linear": "steps", "knn10": "temperature", "ade20k": "window"}[task] in protocol
-    assert found["tasks"]["linear"]["details"]["protocol"]["changed"]["steps"] == {"default": 12500, "used": 6}
     (kept,) = (runs / name / "eval").glob("step-*_linear+knn+ade20k_*.json")
     assert read_json(kept, "measure again") == found
     rows = results([name], runs).set_index("task")
@@ -131,17 +128,6 @@ def test_a_stock_vit(capsys, tmp_path, scenes):
     }
     (kept,) = (tmp_path / "runs" / "eval").glob("timm_vit_tiny_patch16_224_*.json")
     assert read_json(kept, "measure again") == found
-
-
-def test_a_bad_label_map_is_named(capsys, runs, scenes):
-    bad = scenes / "annotations" / "training" / "0002.png"
-    whole = bad.read_bytes()
-    Image.fromarray(np.full((16, 24), 200, dtype=np.uint8)).save(bad)
-    arguments = ["dino", "--tasks", "ade20k", "--data", str(scenes), *QUICK[6:]]
-    code, _, err = run_main(capsys, "eval", "--runs-dir", str(runs), *arguments)
-    bad.write_bytes(whole)
-    assert code == 2
-    assert str(bad) in err
 
 
 def test_real_images(capsys, runs, test_data):

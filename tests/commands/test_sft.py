@@ -62,7 +62,7 @@ def test_chat_reads_questions(chat_runs, shared_cache):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chat", "--run", "quickstart", "--prompt", "x"], "is a run of language_model, and chat is needed"),
+        (["chat", "--run", "quickstart", "--prompt", "x"], "lap sample quickstart"),
         (["chat", "--run", "nothing", "--prompt", "x"], "there is no run nothing"),
         (["sft", "recipes/quickstart.yaml"], "it is trained by `lap train"),
         (["train", RECIPE], "they are trained by `lap sft"),

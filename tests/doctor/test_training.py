@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support import lap
+from support import run_main
 
 from lapcli.doctor.training import check_raise, check_ranks, check_resume
 
@@ -19,11 +19,10 @@ def test_ranks_are_equal_and_one_that_raises_ends_all(tmp_path):
     assert check_raise(tmp_path, 2, "cpu").status == "passes"
 
 
-def test_the_command(shared_cache):
-    result = lap("doctor", "--only", "environment", "--json", cache=shared_cache)
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert found["fails"] == 0
+def test_the_command(capsys):
+    code, out, err = run_main(capsys, "doctor", "--only", "environment", "--json")
+    found = json.loads(out)
+    assert (code, found["fails"]) == (0, 0), err
     assert {check["section"] for check in found["checks"]} == {"environment"}
-    assert all(check["name"] in result.stderr for check in found["checks"])
-    assert lap("doctor", "--only", "processes", "--nproc", "1", cache=shared_cache).returncode == 2
+    assert all(check["name"] in err for check in found["checks"])
+    assert run_main(capsys, "doctor", "--only", "processes", "--nproc", "1")[0] == 2

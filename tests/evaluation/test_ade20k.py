@@ -10,7 +10,6 @@ from lapcli.evaluation import ade20k
 from lapcli.evaluation.ade20k import (
     IGNORED,
     SceneReader,
-    check_scenes,
     choose_crop,
     is_ade20k,
     open_ade20k,
@@ -77,7 +76,7 @@ def test_what_is_no_label_map_is_named(tmp_path, spoil, message):
     labels = spoil(np.array(Image.open(bad)))
     labels.save(bad, "TIFF" if labels.mode == "I" else "PNG")  # PNG has no negative numbers
     with pytest.raises(DataError, match=message) as error:
-        check_scenes(open_ade20k(str(root)))
+        open_ade20k(str(root)).train.scene(4)
     assert str(bad) in str(error.value)
 
 

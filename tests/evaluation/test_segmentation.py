@@ -147,7 +147,7 @@ def test_a_class_that_is_only_predicted_counts_as_missed():
     assert mean_iou(*overlaps(confusion).numpy()) == pytest.approx((2 / 3 + 0) / 2)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(0, 20, 4))
 def test_scikit_learn_agrees(seed):
     """From a few pixels, of which some classes are absent, to many."""
     generator = np.random.default_rng(seed)

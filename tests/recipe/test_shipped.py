@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from PIL import Image
 from support import ROOT, run_main
 
 from lapcli.recipe import RecipeError, find_recipe, load_recipe, recipe_to_dict
@@ -76,3 +77,34 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     assert run_main(capsys, "recipes", "quickstart", "--print")[1] == (ROOT / "recipes/quickstart.yaml").read_text()
     made = json.loads(run_main(capsys, "init", str(tmp_path / "x"), "--job", "chat", "--json")[1])
     assert [row["next"].split()[1] for row in made] == ["train", "sft"]
+
+
+@pytest.mark.parametrize("has_split", [True, False])
+def test_a_starter_is_fitted_to_a_folder_of_images(has_split, tmp_path, capsys):
+    for part in ("train", "val") if has_split else ("",):
+        for label in ("cat", "dog", "owl"):
+            folder = tmp_path / "photos" / part / label
+            folder.mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (80, 70), (number * 60, 0, 0)).save(folder / f"{number}.png")
+    made, photos = tmp_path / "birds", str(tmp_path / "photos")
+    code, out, err = run_main(capsys, "init", str(made), "--job", "images", "--data", photos)
+    assert code == 0, err
+    assert "birds.yaml" in out
+    recipe = load_recipe(made / "birds.yaml")
+    assert (recipe.model.classes, recipe.model.image, recipe.model.image % recipe.model.patch) == (3, 64, 0)
+    assert recipe.data.train == photos
+    assert recipe.data.validation == (None if has_split else 0.1)
+    steps = ["--set", "train.steps=2", "--set", "schedule.warmup_epochs=0", "--set", "train.batch=4"]
+    steps += ["--set", "train.micro_batch=4", "--runs-dir", str(tmp_path / "runs")]
+    code, _, err = run_main(capsys, "train", str(made / "birds.yaml"), *steps)
+    assert code == 0, err
+    assert (tmp_path / "runs" / "birds" / "run.json").is_file()
+
+
+def test_a_folder_without_images_is_refused_by_name(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    code, _, err = run_main(capsys, "init", str(tmp_path / "x"), "--job", "images", "--data", str(tmp_path / "empty"))
+    assert code == 2
+    assert "empty" in err
+    assert not (tmp_path / "x").exists()

@@ -61,6 +61,7 @@ def test_in_a_table_and_on_the_page(folder):
     assert [path.name for path in (folder / "runs" / "report_figures").glob("*agreement-by-rows.svg")]
 
 
+@pytest.mark.long
 def test_a_search_may_choose_by_what_it_validates(folder):
     recipe = (ROOT / "recipes" / "vit_digits.yaml").read_text().replace("objective: classification", "objective: twins")
     (folder / "twins.yaml").write_text(recipe)

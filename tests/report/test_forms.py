@@ -1,8 +1,8 @@
-"""A report's table as text and LaTeX, from values that hold the marks of both."""
+"""A report's table as text, Markdown and LaTeX, from values that hold the marks of every form."""
 
 import pytest
 
-from lapcli.report.forms import Entry, Table, to_latex, to_text
+from lapcli.report.forms import Entry, Table, to_latex, to_markdown, to_text
 
 TABLE = Table(
     "title",
@@ -12,13 +12,15 @@ TABLE = Table(
 )
 
 
-def test_both_forms_have_marks_gaps_and_notes():
-    text, latex = to_text(TABLE), to_latex(TABLE)
+def test_every_form_has_marks_gaps_and_notes():
+    text, markdown, latex = to_text(TABLE), to_markdown(TABLE), to_latex(TABLE)
     assert "1.00 ± 0.50 (3) *" in text
     assert r"$\mathbf{1.00 \pm 0.50}$ (3)" in latex
+    assert "| **1.00 ± 0.50 (3)** |" in markdown
+    assert r"| a\|b &amp; 5% \_x\_ |" in markdown
     assert "0 & --" in latex
     assert r"5\% \_x\_" in latex
-    assert all("a note" in form for form in (text, latex))
+    assert all("a note" in form for form in (text, markdown, latex))
 
 
 @pytest.mark.parametrize("width", [60, 10_000])

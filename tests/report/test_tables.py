@@ -257,12 +257,11 @@ def test_a_report_needs_no_torch(runs):
     assert (runs / "report.html").is_file()
 
 
-@pytest.mark.parametrize("form", ["csv", "html"])
-def test_out(capsys, runs, tmp_path, form):
-    path = tmp_path / f"table.{form}"
-    code, out, _ = report(capsys, runs, "--format", form, "--out", str(path))
+def test_out(capsys, runs, tmp_path):
+    path = tmp_path / "table.csv"
+    code, out, _ = report(capsys, runs, "--format", "csv", "--out", str(path))
     assert (code, out.splitlines()[0]) == (0, str(path))
     assert path.stat().st_size > 100
     for wrong in (runs, runs / "no" / "where.txt"):
-        code, _, err = report(capsys, runs, "--format", form, "--out", str(wrong))
+        code, _, err = report(capsys, runs, "--format", "csv", "--out", str(wrong))
         assert (code, str(wrong) in err) == (2, True)

@@ -261,6 +261,7 @@ def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp
     assert failed.stderr.count("Traceback") == 1
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_answer_ends_the_step(write_recipe, tmp_path):
     """After the time that the ranks wait for each other, which the message names."""
     recipe = str(write_recipe(100_000))
@@ -277,7 +278,8 @@ def test_a_rank_that_does_not_answer_ends_the_step(write_recipe, tmp_path):
     assert info_of(tmp_path / "tiny")["status"] == "failed"
 
 
-@pytest.mark.parametrize("asked", ["launcher", pytest.param("rank", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("asked", ["launcher", "rank"])
 def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
     recipe, run = write_recipe(100_000), tmp_path / "tiny"
     launcher = start_lap("train", str(recipe), "--runs-dir", str(tmp_path), "--nproc", "2", "--max-restarts", "3")

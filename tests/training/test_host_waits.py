@@ -73,7 +73,7 @@ MOST_WAITS = 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "float32"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("float32", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_how_often_a_step_waits(kind: str, precision: str, tmp_path) -> None:
     """A whole update of the loop, the second: it has the states and tables that the first made."""

@@ -66,6 +66,7 @@ def test_other_text_is_refused_and_the_same_text_is_trained_on(homes, tmp_path):
         assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.long
 def test_other_images_are_refused(homes, tmp_path, shared_cache):
     for home in homes:
         write_folder(home / "images", {"train": {"a": 8, "b": 8}, "val": {"a": 2, "b": 2}})
@@ -80,6 +81,7 @@ def test_other_images_are_refused(homes, tmp_path, shared_cache):
         refused(results, "in data (sha256 ")
 
 
+@pytest.mark.long
 def test_an_evaluation_on_other_images_is_refused(homes, tmp_path, shared_cache):
     for home in homes:
         write_folder(home / "images", {"train": {"a": 8, "b": 8}, "val": {"a": 3, "b": 3}})
@@ -100,7 +102,7 @@ def test_an_evaluation_on_other_images_is_refused(homes, tmp_path, shared_cache)
     assert not (tmp_path / "runs" / "run" / "eval").exists()
 
 
-@pytest.mark.parametrize("part", ["mixture", "validation"])
+@pytest.mark.parametrize("part", ["mixture", pytest.param("validation", marks=pytest.mark.long)])
 def test_other_conversations_are_refused(homes, tmp_path, shared_cache, part):
     text = write_text(tmp_path / "text.txt")
     train_here(tiny_recipe(text, train={"steps": 1}, validation={"tokens": 64, "prompts": []}), tmp_path / "runs")
@@ -138,6 +140,7 @@ def test_another_recipe_is_refused(homes, tmp_path, shared_cache):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
 def test_damage_that_only_another_rank_reads_is_named_by_it(homes, tmp_path):
     """Rank 1 has a cache of its own, with a flipped bit in what it reads in the first step."""
     recipe, text = tmp_path / "tiny.yaml", write_text(tmp_path / "text.txt")

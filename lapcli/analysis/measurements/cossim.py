@@ -41,11 +41,10 @@ class CosineSimilarity(Measurement):
 class CosineSimilarityAccumulator:
     def __init__(self) -> None:
         self._similarity = StreamingMoments()
-        self._zeros = self._tokens = 0
+        self._tokens = 0
 
     def update(self, tokens_BTD: Tensor) -> None:
         self._similarity.update(cosine_similarity(tokens_BTD)[:, None])
-        self._zeros += int((tokens_BTD == 0).all(dim=2).sum())
         self._tokens = tokens_BTD.shape[1]
 
     def result(self) -> LayerResult:
@@ -54,6 +53,4 @@ class CosineSimilarityAccumulator:
         )
         if self._tokens == 1:
             result.notes.append("one token per sequence, so there are no pairs")
-        if self._zeros:
-            result.notes.append(f"{self._zeros:,} tokens are zero and count as cosine 0 with every other")
         return result

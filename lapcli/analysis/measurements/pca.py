@@ -75,7 +75,7 @@ class PrincipalComponentsAccumulator(TokenSample):
                 {"tokens_shown": len(tokens)}, notes=["fewer than two tokens of these classes: nothing to show"]
             )
         places, _, shares = principal_components(tokens, 2)
-        result = LayerResult(
+        return LayerResult(
             {
                 "tokens_shown": len(tokens),
                 "variance_share_1": float(shares[0]),
@@ -83,6 +83,3 @@ class PrincipalComponentsAccumulator(TokenSample):
             },
             points={"place": places, "class": classes},
         )
-        if shares[0] == 0:
-            result.notes.append("all tokens are equal: they have no principal components")
-        return result

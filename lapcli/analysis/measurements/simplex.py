@@ -112,11 +112,8 @@ class SimplexAccumulator(TokenSample):
         # By direction, not by distance: tokens are not scaled to the length of the corners.
         nearest = np.argmax(places @ (corners / np.maximum(np.linalg.norm(corners, axis=1), 1e-300)[:, None]).T, axis=1)
         right = self._rows[nearest] == classes
-        result = LayerResult(
+        return LayerResult(
             {"tokens_shown": len(tokens), "nearest_corner_share": float(right.mean())},
             points={"place": places, "class": classes},
             series={"corner_x": corners[:, 0], "corner_y": corners[:, 1], "corner_class": self._rows},
         )
-        if np.linalg.matrix_rank(self._classifier) < 2:
-            result.notes.append("the classifier's three rows are parallel: they span no triangle")
-        return result

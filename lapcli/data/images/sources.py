@@ -6,6 +6,7 @@ that contains it; every second cell, as on a chessboard, is held out, so that he
 others.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,27 @@ def open_images(source: ImageFiles, classes: int | None, progress: Progress | No
     width, height = np.median(sizes, axis=0).astype(int).tolist()
     identity = digest(train.identity(), validation.identity())
     return ImageData(train, validation, _described(source, train, validation), identity, (width, height), note)
+
+
+#: Sizes that patches tile, from which a first recipe takes the largest that most images have.
+_SIZES = (16, 32, 64, 96, 128)
+
+
+def first_values(folder: Path) -> dict[str, str | None]:
+    """Look at a folder of images: return values of a recipe's keys that fit, and None for keys that do not."""
+    path = str(folder.expanduser().resolve())
+    train, held_out = _open(ImageFiles(train=path), path)
+    sizes = sampled_sizes(train)
+    side = int(np.median(np.min(sizes, axis=1)))
+    size = max((each for each in _SIZES if each <= side), default=_SIZES[0])
+    return {
+        "train": json.dumps(path, ensure_ascii=False),
+        "validation": "0.1   # of each class" if held_out is None else "null  # the folder's own held-out images",
+        "image": str(size),
+        "patch": f"{max(2, size // 8)}  # 64 patches and the class token",
+        "classes": str(len(train.classes)),
+        **dict.fromkeys(("mean", "std", "augmentation")),
+    }
 
 
 def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str]:

@@ -37,5 +37,4 @@ def test_cosine_similarity_of_degenerate_input():
     x = np.array([[[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]])
     zero = measured(x)
     assert zero.values["cosine_similarity"] == pytest.approx(1 / 3)  # one pair of three is parallel
-    assert "1 tokens are zero" in zero.notes[0]
     assert measured(np.full((1, 4, 3), 0.1)).values["cosine_similarity"] == pytest.approx(1)
