@@ -2,13 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from lapcli.commands import options
 from lapcli.commands.options import print_json, table
-from lapcli.runtime.devices import GPUS
+from lapcli.runtime.devices import named_gpu
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import LapError, UsageError
 
@@ -43,8 +43,8 @@ def ladder(
     nproc: options.Nproc = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print runs, hours, disk and what could be seen.")] = False,
     gpu: Annotated[
-        Literal["l40", "h100", "a100"] | None,
-        typer.Option("--gpu", help="GPU to estimate hours for; by default this machine."),
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="GPU to estimate hours for, as of lap plan; default: this machine."),
     ] = None,
     price: Annotated[float | None, typer.Option("--price", min=0, help="Price of a GPU for an hour.")] = None,
     validate: Annotated[
@@ -69,7 +69,7 @@ def ladder(
     chosen = [name.strip() for name in arms.split(",")] if arms else []
     climbed = Ladder(find_recipe(file), where, options.overrides(set_, data), chosen)
     target_compute(climbed, target)
-    device = GPUS[gpu] if gpu else None
+    device = named_gpu(gpu) if gpu else None
     tell = LogConsole().print
     if budget is not None:
         for sentence in climbed.keep_within(_hours(budget), device):

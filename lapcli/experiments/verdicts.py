@@ -47,7 +47,7 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
     unit = f"error of {file.outcome}" if planned[0].cell.loaded.metrics[file.outcome][1] == "higher" else file.outcome
     diverged = [name for name, each in states.items() if each.diverged]
     edges = [
-        f"{arm}: no worse value of {key} than {optimum.value:g} was tried on one side of it on {rung}"
+        f"{arm}: its best {key} on {rung}, {optimum.value:g}, is at the edge of those tried; add values beyond it"
         for arm, keys in ladder.optima.items()
         for key, optima in keys.items()
         for rung, optimum in optima.items()
@@ -169,8 +169,8 @@ def draw(
                 panel.errorbar([rung.compute], [d.value], yerr=bars if math.isfinite(bars[0][0]) else None, **style)
                 panel.annotate(rung.name, (rung.compute, d.value), xytext=(5, 4), textcoords="offset points")
                 lowest += [x for x in (d.value, d.low, d.high) if math.isfinite(x)]
-            panel.set(xscale="log", title=f"{arm}: {finding.verdict}", xlabel="FLOPs of a run")
-            panel.margins(x=0.2)
+            _over_compute(panel, [rung.compute for rungs in own.values() for rung in rungs])
+            panel.set_title(f"{arm}: {finding.verdict}")
         for panel in axes.flat[len(findings) :]:
             panel.remove()
         for panel in axes[:, 0]:
@@ -185,7 +185,8 @@ def draw(
                 "marker": MARKERS[place % 10],
             }
             panel.plot([c for c, _ in points], [sum(y) / len(y) for _, y in points], label=arm, **style)
-        panel.set(xscale="log", xlabel="FLOPs of a run", ylabel=label)
+        _over_compute(panel, [rung.compute for rungs in own.values() for rung in rungs])
+        panel.set_ylabel(label)
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         _save(figure, folder / "outcomes")
     rows: list[list[Any]] = []
@@ -195,6 +196,13 @@ def draw(
     write_text(folder / "differences.csv", to_csv(["arm", "rung", "flops", "pairs", "difference", "low", "high"], rows))
     means = [[arm, compute, sum(y) / len(y), len(y)] for arm, points in lines.items() for compute, y in points]
     write_text(folder / "outcomes.csv", to_csv(["arm", "flops", unit, "runs"], means))
+
+
+def _over_compute(panel: Any, computes: Sequence[float]) -> None:
+    """Give a panel whole decades of FLOPs, so that labels of parts of a decade are not needed."""
+    logs = [math.log10(compute) for compute in computes]
+    panel.set(xscale="log", xlabel="FLOPs of a run", xlim=(10 ** math.floor(min(logs)), 10 ** math.ceil(max(logs))))
+    panel.xaxis.set_minor_formatter("")
 
 
 def _save(figure: Any, path: Path) -> None:
