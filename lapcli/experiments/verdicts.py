@@ -93,7 +93,8 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "ladder.json", told)
     write_text(folder / "ladder.txt", told["text"] + "\n")
-    draw(folder, findings, own, unit, file.held_out, file.margin)
+    if findings:  # none if every run of all arms diverged
+        draw(folder, findings, own, unit, file.held_out, file.margin)
     return told
 
 
