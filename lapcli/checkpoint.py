@@ -178,6 +178,9 @@ def save(
     content = {**state, "step": step, "weights": dict(metadata), "files": files}
     with writing():
         if world.is_main:
+            if elsewhere := [name for name in files if not (temporary / name).is_file()]:
+                reason = "all machines need the same --runs-dir on a shared file system"
+                raise OSError(f"{temporary / elsewhere[0]}, which another rank wrote, is not there: {reason}")
             (temporary / STATE).write_text(json.dumps(content, indent=2) + "\n")
             for path in (temporary / STATE, *(each for each in temporary.iterdir() if each.is_dir()), temporary):
                 flush_to_disk(path)

@@ -10,7 +10,7 @@ import typer
 from lapcli.commands import options
 from lapcli.commands.train import summary_lines
 from lapcli.runtime.devices import prepare_determinism
-from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process
+from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process, require_extra
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
@@ -82,7 +82,6 @@ def sft(
         processes.check()
         _print_counts(loaded, as_json)
         return
-    from lapcli.runtime.environment import require_extra
     from lapcli.runtime.progress import say_start
 
     trackers = [*loaded.track, *map(str, track or [])]

@@ -12,6 +12,7 @@ from typer.exceptions import TyperException
 from lapcli.commands import options
 from lapcli.commands.options import print_json, table
 from lapcli.runtime.devices import named_gpu
+from lapcli.runtime.environment import require_extra
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.launch import Processes
@@ -75,7 +76,6 @@ def sweep(
     from lapcli.experiments.slurm import array_script
     from lapcli.experiments.sweep import SweepChooser, known_cells, load_sweep, sweep_cost
     from lapcli.runs import check_name
-    from lapcli.runtime.environment import require_extra
     from lapcli.runtime.progress import LogConsole
 
     if (gpu or gpus) and not dry_run:

@@ -10,7 +10,7 @@ import typer
 
 from lapcli.commands import options
 from lapcli.runtime.devices import prepare_determinism
-from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process
+from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process, require_extra
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
@@ -57,7 +57,6 @@ def train(
     """
     from lapcli.recipe import BaseRecipe, RecipeError, load_recipe
     from lapcli.runs import check_name
-    from lapcli.runtime.environment import require_extra
     from lapcli.runtime.progress import say_start
 
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")

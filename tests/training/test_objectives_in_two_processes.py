@@ -45,6 +45,8 @@ def test_two_processes_take_the_updates_of_one(found: list[dict[str, Any]], kind
         balancing = 8 * OPTIONS[option]["batch"] // 8 if kind == "self_supervised" else 0
         assert first["sums"] == 1 + balancing
     tolerance = TOLERANCE[option]
+    if (kind, option) == ("self_supervised", "bf16"):
+        tolerance *= 2  # its tokens are bf16 between blocks too
     assert first["losses"] == pytest.approx(one["losses"], rel=tolerance)
     assert first["norms"] == pytest.approx(one["norms"], rel=5 * tolerance)
     # The updates move the loss by far more than that, so gradients that were not averaged would show.

@@ -1,10 +1,10 @@
 """LAMB through our optimizers: timm's own on all groups at once, with a state that survives a save."""
 
 import copy
-from pathlib import Path
 
 import torch
 from image_support import image_recipe
+from safetensors.torch import save_file
 from timm.optim.lamb import Lamb
 
 from lapcli.objectives.classification import Classification
@@ -80,7 +80,7 @@ def test_no_clip_in_the_recipe_is_no_clipping():
     assert not torch.equal(trained(None), trained(1.0))
 
 
-def test_the_state_survives_a_save():
+def test_the_state_survives_a_save(tmp_path):
     named = parameters()
     optimizers = ours(named)
     for step in range(3):
@@ -90,7 +90,8 @@ def test_the_state_survives_a_save():
     assert state["step/weight"].item() == 3
     resumed = {name: torch.nn.Parameter(p.detach().clone()) for name, p in named.items()}
     again = ours(resumed)
-    again.load_state(state, Path("optimizer.safetensors"))
+    save_file(state, tmp_path / "state.safetensors")
+    again.load_state(tmp_path / "state.safetensors")
     for step in range(3, 6):
         for side, who in ((named, optimizers), (resumed, again)):
             set_gradients(side, step)

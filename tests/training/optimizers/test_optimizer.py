@@ -1,9 +1,8 @@
 """All groups stepped together, and a state of plain named tensors that gives back the very same run."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from lapcli.objectives.objective import ParameterGroup
@@ -51,7 +50,7 @@ def train(optimizers: Optimizers, named: dict[str, Tensor], steps: range) -> Non
         optimizers.zero_grad()
 
 
-def test_state_gives_back_the_very_same_run() -> None:
+def test_state_gives_back_the_very_same_run(tmp_path) -> None:
     whole = parameters()
     train(optimizers_of(whole), whole, range(6))
 
@@ -67,7 +66,8 @@ def test_state_gives_back_the_very_same_run() -> None:
         "exp_avg_sq/embed.weight",
     }
     second = optimizers_of(halved)
-    second.load_state(state, Path("optimizer.safetensors"))
+    save_file(state, tmp_path / "state.safetensors")
+    second.load_state(tmp_path / "state.safetensors")
     train(second, halved, range(3, 6))
     for name, p in whole.items():
         assert torch.equal(halved[name], p), name
@@ -109,8 +109,9 @@ def test_zero_grad_frees_the_gradients() -> None:
     assert all(p.grad is None for p in named.values())
 
 
-def test_a_state_of_another_model_is_refused() -> None:
+def test_a_state_of_another_model_is_refused(tmp_path) -> None:
     optimizers = optimizers_of(parameters())
     state = {**optimizers.state(), "momentum/blocks.9.attn.q.weight": torch.zeros(2, 2)}
+    save_file(state, tmp_path / "state.safetensors")
     with pytest.raises(DataError, match=r"momentum/blocks\.9\.attn\.q\.weight is not a tensor of the model"):
-        optimizers.load_state(state, Path("optimizer.safetensors"))
+        optimizers.load_state(tmp_path / "state.safetensors")
