@@ -15,8 +15,7 @@ from support import HANG, _end_with_the_tests, process, wait_until
 from sweep_support import write_recipe
 
 from lapcli.experiments.runner import Runner
-from lapcli.experiments.search import Search, Settings
-from lapcli.experiments.space import read_space
+from lapcli.experiments.search import Search, Settings, read_space
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.signals import end_with_parent
 

@@ -1,7 +1,6 @@
 """`lap search RECIPE --over KEY=DOMAIN`: search head plans and other recipe values, and compare with a control."""
 
 from itertools import chain
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,36 +9,27 @@ from lapcli.commands import options
 from lapcli.commands.options import print_json, table
 from lapcli.runtime.environment import require_extra
 from lapcli.runtime.environment import runs_dir as default_runs_dir
-from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
 Examples:
   lap search recipes/vit_digits.yaml --over 'model.laplacian_heads={per_layer: [0, 4]}' --metric validation_top1
-  lap search recipes/quickstart.yaml --over 'model.laplacian_heads={total: [0, 12]}' --trials 30 --max-hours 2
-  lap search recipes/quickstart.yaml --space space.yaml --trials 50 --name plans
+  lap search recipes/quickstart.yaml --over 'model.laplacian_heads={total: [0, 12]}' --trials 30 --name totals
 """
 
 
 def search(
     recipe: options.Recipe,
-    space: Annotated[
-        Path | None, typer.Option("--space", metavar="FILE", help="YAML file of keys with their domains.")
-    ] = None,
     over: Annotated[
-        list[str] | None,
+        list[str],
         typer.Option(
             "--over",
             metavar="KEY=DOMAIN",
             help="A,B (choices), {from: 1e-3, to: 1e-1, log: true}, or a head plan: {per_layer: [0, 4]}, "
             "{total: [0, 16]}, {linear: [0, 4]}, {constant: [0, 4]}; repeatable.",
         ),
-    ] = None,
+    ],
     trials: Annotated[int, typer.Option("--trials", min=1, max=100_000, help="Trials of each arm, at most.")] = 20,
     metric: Annotated[str, typer.Option("--metric", help="Validation metric to optimise.")] = "validation_loss",
-    max_hours: Annotated[
-        float | None,
-        typer.Option("--max-hours", min=1e-6, help="Measured training hours per arm after which no trial is started."),
-    ] = None,
     confirm: Annotated[
         int, typer.Option("--confirm", min=0, max=1000, help="New seeds on which the winner is compared.")
     ] = 3,
@@ -65,18 +55,15 @@ def search(
     """
     from lapcli.experiments.cells import parse_over
     from lapcli.experiments.runner import Chooser, Runner, failure, share_machine
-    from lapcli.experiments.search import ARMS, Search, Settings
-    from lapcli.experiments.space import read_space
+    from lapcli.experiments.search import ARMS, Search, Settings, read_space
     from lapcli.runs import check_name
     from lapcli.runtime.progress import LogConsole
 
     require_extra("optuna", "search")
-    if (space is None) == (not over):
-        raise UsageError("give the search space, either by --space FILE or by --over KEY=DOMAIN")
     own_name = name or f"{recipe.stem}-search"
     check_name(own_name)
-    read = read_space(recipe, space if space is not None else parse_over(over or []), options.overrides(set_, data))
-    settings = Settings(own_name, read, metric, seed, trials, confirm, max_hours)
+    read = read_space(recipe, parse_over(over), options.overrides(set_, data))
+    settings = Settings(own_name, read, metric, seed, trials, confirm)
     where, tell = runs_dir or default_runs_dir(), LogConsole().print
     if dry_run:
         found = Search(settings, None)

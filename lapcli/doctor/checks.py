@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -55,7 +55,6 @@ class Check:
     section: str
     name: str
     run: Callable[[], Finding]
-    is_needed: bool = True  # if not, a failure is a warning: no run does this by default
     may_crash: bool = False  # a kernel that does not suit the processor can end its process
 
 
@@ -78,33 +77,21 @@ class Result:
 
 
 def examine(checks: Iterable[Check]) -> Iterator[Result]:
-    """Yield each result as soon as it is known. A check that raises, or that ends the process in which those run that
-    may crash, has failed, and the others still run."""
+    """Yield each result as soon as it is known. A check that raises or ends its process has failed; the others run."""
     pool: ProcessPoolExecutor | None = None
-    try:
-        for check in checks:
-            started = time.perf_counter()
-            try:
-                if check.may_crash:
-                    pool = pool or _pool()
-                    finding = pool.submit(check.run).result()
-                else:
-                    finding = check.run()
-            except BrokenProcessPool:
-                pool = None
-                finding = fails("it ended its process", f"{NO_AMX}, or {REPORT}")
-            except Exception as error:
-                reason = str(error).strip().splitlines()
-                finding = fails(f"{type(error).__name__}: {reason[0] if reason else 'no message'}", REPORT)
-            if finding.status is Status.FAILS and not check.is_needed:
-                finding = replace(finding, status=Status.WARNS)
-            yield Result(check.section, check.name, finding, time.perf_counter() - started)
-    finally:
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
-
-
-def _pool() -> ProcessPoolExecutor:
-    # A forked child could not use CUDA, which this process has already initialised.
-    spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, spawn, initializer=end_with_parent, initargs=(os.getpid(), signal.SIGKILL))
+    for check in checks:
+        started = time.perf_counter()
+        try:
+            if check.may_crash and pool is None:
+                # Spawned: a forked child could not use CUDA, which this process has already initialised.
+                spawn, ending = multiprocessing.get_context("spawn"), (os.getpid(), signal.SIGKILL)
+                pool = ProcessPoolExecutor(1, spawn, initializer=end_with_parent, initargs=ending)
+            finding = pool.submit(check.run).result() if check.may_crash and pool else check.run()
+        except BrokenProcessPool:
+            pool = None
+            finding = fails("it ended its process", f"{NO_AMX}, or {REPORT}")
+        except Exception as error:
+            finding = fails(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", REPORT)
+        yield Result(check.section, check.name, finding, time.perf_counter() - started)
+    if pool is not None:
+        pool.shutdown()

@@ -5,9 +5,20 @@
     runs/NAME-c004/                trial 4 of the control
     runs/NAME-winner004-seed1/     confirms trial 4 of the search on seed 1; NAME-control002-seed1 is its control
 
+A space is given as `--over KEY=DOMAIN`:
+
+    train.batch: 32,64                                   choices, any values that the recipe accepts
+    optimizer.lr: {from: 1e-3, to: 1e-1, log: true}      a range; integers if both ends are integers
+    model.laplacian_heads: {per_layer: [0, 4]}           a number for each layer
+    model.laplacian_heads: {total: [0, 16]}              a total, placed in the first layers, in the last, or spread
+    model.laplacian_heads: {linear: [0, 4]}              linear(a, b), with a and b in this range
+    model.laplacian_heads: {constant: [0, 4]}            the same number in every layer
+    model.operators: {per_layer: [0, 4], operator: [laplacian, exclusive]}
+
 A trial that the journal calls running is resumed by the next start, or by another process that shares the search. The
-best of many trials at one seed is partly luck. Therefore the best of each arm is trained again with seeds that the
-search has not used, and the winner counts as better only if the interval of the paired difference excludes zero.
+best of many trials at one seed is partly luck. Therefore the control has the same number of Laplacian heads in every
+layer, or none, and the same budget; the best of each arm is trained again with seeds that the search has not used, and
+the winner counts as better only if the interval of the paired difference excludes zero.
 """
 
 import hashlib
@@ -15,27 +26,205 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
-from lapcli.experiments.cells import Cell, last_scores, lock_cell, overrides_of, progress
+from lapcli.experiments.cells import (
+    LAPLACIAN_HEADS,
+    OPERATORS,
+    Cell,
+    Over,
+    last_scores,
+    lock_cell,
+    overrides_of,
+    progress,
+    value_at,
+)
 from lapcli.experiments.runner import Chooser
-from lapcli.experiments.space import Params, Space
-from lapcli.recipe import RecipeError, recipe_hash, recipe_to_dict, recipe_to_yaml
+from lapcli.recipe import (
+    BaseRecipe,
+    RecipeError,
+    canonical_json,
+    recipe_hash,
+    recipe_loader,
+    recipe_to_dict,
+    recipe_to_yaml,
+)
+from lapcli.recipe.reading import quoted
 from lapcli.recipe.schema import TransformerModel
 from lapcli.runs import METRICS
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.files import write_text
 from lapcli.runtime.tables import to_csv
-from lapcli.training.metrics import parse_line, read_metrics
+from lapcli.training.metrics import parse_line
 
 ARMS = {"search": "t", "control": "c"}
 CONFIRMED = {"search": "winner", "control": "control"}
+PLANS = {"per_layer": (), "total": ("total",), "linear": ("first", "last"), "constant": ("each",)}  # parameters of each
+Params = Mapping[str, Any]  # Optuna's parameter name to value, for one trial
 _STARTUP = 5  # random proposals before TPE fits its model
 _FACTOR = 3  # successive halving promotes one in three trials of a rung
-_TRIES = 20  # duplicate or invalid proposals accepted from the sampler before one is drawn at random
+_TRIES = 50  # duplicate or invalid proposals in a row, after which the space counts as exhausted
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The values that one key of the recipe may take."""
+
+    key: str
+    parameters: dict[str, Any]  # Optuna's distribution of each; choices are JSON texts, since it takes no lists
+    plan: str | None = None  # one of PLANS
+    layers: int = 0
+    heads: int = 0
+
+    def value(self, params: Params) -> Any:
+        """Return the recipe value for these parameters."""
+        own = {name.removeprefix(f"{self.key}."): params[name] for name in self.parameters}
+        own = {name: json.loads(value) if isinstance(value, str) else value for name, value in own.items()}
+        if self.plan is None:
+            return own[self.key]
+        counts: Any
+        if self.plan == "per_layer":
+            counts = [own[f"layer{layer}"] for layer in range(self.layers)]
+        elif self.plan == "total":
+            counts = placed(own["total"], own["place"], self.layers, self.heads)
+        elif self.plan == "linear":
+            counts = f"linear({own['first']}, {own['last']})"
+        else:
+            counts = own["each"]
+        return counts if self.key == LAPLACIAN_HEADS else {own["operator"]: {"heads": counts}}
+
+
+def placed(total: int, place: str, layers: int, heads: int) -> list[int]:
+    """Distribute `total` heads: fill layers from the first or the last on, or spread them as evenly as possible."""
+    if place == "spread":
+        # Differences of rounded-down cumulative fractions: they sum to `total` exactly.
+        return [total * (layer + 1) // layers - total * layer // layers for layer in range(layers)]
+    filled = [min(heads, max(0, total - heads * layer)) for layer in range(layers)]
+    return filled if place == "first" else filled[::-1]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The domains of a search, and the recipe that they are applied to."""
+
+    recipe: Path
+    base: BaseRecipe
+    domains: tuple[Domain, ...]
+    options: tuple[str, ...]  # the command's `--set` options, applied to every trial
+    loader: Any = field(repr=False)
+
+    @property
+    def distributions(self) -> dict[str, Any]:
+        return {name: each for domain in self.domains for name, each in domain.parameters.items()}
+
+    def overrides(self, params: Params) -> tuple[str, ...]:
+        """Return the trial's changes to the recipe in the notation of `--set`; of two for one key the later counts."""
+        return (*self.options, *overrides_of({domain.key: domain.value(params) for domain in self.domains}))
+
+    def load(self, params: Params, seed: int | None = None) -> BaseRecipe:
+        """Load the recipe with these values; a given seed replaces the recipe's."""
+        recipe = self.loader(self.overrides(params), seed)
+        assert isinstance(recipe, BaseRecipe)
+        return recipe
+
+    def control(self) -> "Space":
+        """Return the control arm's space: as many heads in every layer; without a head plan, the recipe itself."""
+        others = tuple(domain for domain in self.domains if domain.key not in (LAPLACIAN_HEADS, OPERATORS))
+        if len(others) == len(self.domains):
+            return replace(self, domains=())
+        model: Any = getattr(self.base, "model")  # noqa: B009
+        return replace(self, domains=(_plan_domain(LAPLACIAN_HEADS, "constant", 0, model.heads, model), *others))
+
+    def plain(self) -> dict[str, Any]:
+        """Return where the control starts: plain attention, and the recipe's own values where the space has them."""
+        values, params = recipe_to_dict(self.base), {}
+        for domain in self.domains:
+            ((name, each),) = domain.parameters.items()
+            own = 0 if domain.plan else value_at(values, domain.key)
+            if hasattr(each, "choices"):
+                own = canonical_json(domain.key, own)
+            is_known = (
+                own in each.choices if hasattr(each, "choices") else own is not None and each.low <= own <= each.high
+            )
+            if is_known:
+                params[name] = own
+        return params
+
+
+def read_space(recipe: Path, over: Over, options: Sequence[str]) -> Space:
+    """Return the space of `--over`, where a single mapping is a domain and several values are choices."""
+    loader = recipe_loader(recipe)
+    base = loader(options, None)
+    if not isinstance(base, BaseRecipe):
+        raise UsageError(f"{recipe} has stages, which start from a run; search over a recipe of a single run")
+    if {LAPLACIAN_HEADS, OPERATORS} <= set(over):
+        raise UsageError(f"{LAPLACIAN_HEADS} is short for the laplacian of {OPERATORS}; search over one of the two")
+    space = Space(recipe, base, (), tuple(options), loader)
+    for key, values in over.items():
+        domain = _domain(key, values, base)
+        # Each domain by itself, at its ends: values that do not fit together are failed trials.
+        ends = [getattr(each, "choices", None) or (each.low, each.high) for each in domain.parameters.values()]
+        for number in range(max(map(len, ends))):
+            params = {name: end[min(number, len(end) - 1)] for name, end in zip(domain.parameters, ends, strict=True)}
+            try:
+                replace(space, domains=(domain,)).load(params)
+            except RecipeError as error:
+                raise UsageError(f"--over {key}: {error.problems[0].message}") from None
+        space = replace(space, domains=(*space.domains, domain))
+    return space
+
+
+def _domain(key: str, values: Sequence[Any], base: BaseRecipe) -> Domain:
+    """Return the domain of a key; UsageError with the expected form."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if key == "seed":
+        raise UsageError("--over seed: the winner is confirmed on other seeds, so that the seed is not searched")
+    value = values[0]
+    is_mapping = len(values) == 1 and isinstance(value, Mapping)
+    if is_mapping and (plans := [name for name in PLANS if name in value]):
+        return _plan(key, value, plans[0], base)
+    if is_mapping and {"from", "to"} <= set(value) <= {"from", "to", "log"}:
+        low, high = value["from"], value["to"]
+        kind = IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
+        try:
+            return Domain(key, {key: kind(low, high, log=bool(value.get("log")))})
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"--over {key}: {error}") from None
+    texts = tuple(canonical_json(key, choice) for choice in values)
+    if len(set(texts)) < len(texts):
+        raise UsageError(f"--over {key}: expected distinct choices, got {quoted(values)}")
+    return Domain(key, {key: CategoricalDistribution(texts)})
+
+
+def _plan(key: str, value: Mapping[str, Any], plan: str, base: BaseRecipe) -> Domain:
+    model: Any = getattr(base, "model", None)
+    if key not in (LAPLACIAN_HEADS, OPERATORS):
+        raise UsageError(f"--over {key}: {plan} is a head plan; use it with {LAPLACIAN_HEADS} or {OPERATORS}")
+    ends, most = value[plan], model.heads * (model.layers if plan == "total" else 1)
+    # `type`, because isinstance(True, int) holds.
+    is_pair = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
+    if not is_pair or not 0 <= ends[0] < ends[1] <= most or set(value) - {plan, "operator"}:
+        raise UsageError(
+            f"--over {key}: expected {plan}: [A, B] with integers A < B from 0 to {most}, got {quoted(value)}"
+        )
+    named = value.get("operator", "laplacian")
+    operators = (named if isinstance(named, list) else [named]) if key == OPERATORS else []
+    return _plan_domain(key, plan, ends[0], ends[1], model, operators)
+
+
+def _plan_domain(key: str, plan: str, low: int, high: int, model: Any, operators: Sequence[str] = ()) -> Domain:
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    names = PLANS[plan] or [f"layer{layer}" for layer in range(model.layers)]
+    parameters: dict[str, Any] = {f"{key}.{name}": IntDistribution(low, high) for name in names}
+    if plan == "total":
+        parameters[f"{key}.place"] = CategoricalDistribution(('"first"', '"last"', '"spread"'))
+    if operators:
+        parameters[f"{key}.operator"] = CategoricalDistribution(tuple(map(json.dumps, operators)))
+    return Domain(key, parameters, plan, model.layers, model.heads)
 
 
 @dataclass(frozen=True)
@@ -44,9 +233,8 @@ class Settings:
     space: Space
     metric: str
     seed: int = 0
-    trials: int = 20  # of each arm, as is max_hours
+    trials: int = 20  # of each arm
     confirm: int = 3
-    max_hours: float | None = None
 
     @property
     def direction(self) -> str:
@@ -98,7 +286,7 @@ class Search(Chooser):
             pruner=SuccessiveHalvingPruner(min_resource=rung, reduction_factor=_FACTOR) if rung else NopPruner(),
             load_if_exists=True,
         )
-        # `--trials`, `--confirm` and `--max-hours` are not part of it: a search may be resumed with more of them.
+        # `--trials` and `--confirm` are not part of it: a search may be resumed with more of them.
         identity = {
             "recipe": recipe_hash(space.base),
             "space": {name: distribution_to_json(each) for name, each in space.distributions.items()},
@@ -132,11 +320,8 @@ class Search(Chooser):
                     if (arm, trial.number) not in self._trials.values():
                         return [self._handed_out(arm, trial)]
             for arm in sorted(ARMS, key=lambda arm: (len(self.counted(arm)), arm)):
-                begun = self.counted(arm)
-                if len(begun) < self.settings.trials and not self._used_up(begun):
-                    trial = self.propose(arm)
-                    if trial is not None:
-                        return [self._handed_out(arm, trial)]
+                if len(self.counted(arm)) < self.settings.trials and (trial := self.propose(arm)) is not None:
+                    return [self._handed_out(arm, trial)]
         return []
 
     def _handed_out(self, arm: str, trial: Any) -> Cell:
@@ -149,46 +334,31 @@ class Search(Chooser):
         states = self.states
         return self.studies[arm].get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED, states.RUNNING))
 
-    def _used_up(self, trials: Sequence[Any]) -> bool:
-        hours = sum(trial.user_attrs.get("seconds", 0) for trial in trials) / 3600
-        return self.settings.max_hours is not None and hours >= self.settings.max_hours
-
     def propose(self, arm: str) -> Any:
-        """Return a new trial, or None if every valid combination has been tried; an invalid one is a failed trial."""
+        """Return a new trial, or None if no new valid combination is found; an invalid one is a failed trial."""
         from optuna.samplers import TPESampler
 
         study, space = self.studies[arm], self.spaces[arm]
-        for attempt in range(_TRIES):
+        for _ in range(_TRIES):
             known = [trial for trial in study.trials if trial.state != self.states.WAITING]
-            tried = [trial.params for trial in known]
             # A new sampler for each proposal: that of a search which was killed would have lost its state.
             digest = hashlib.sha256(f"{self.settings.seed}/{arm}/{len(known)}".encode()).digest()
             seed = int.from_bytes(digest[:4], "big")
-            every = space.every()
-            left = [params for params in every or () if params not in tried]
-            if every is not None and (not left or attempt == _TRIES - 1):
-                left = [params for params in Random(seed).sample(left, len(left)) if not self._problem(arm, params)]
-                if not left:
-                    return None
-                study.enqueue_trial(left[0])
             # multivariate: the layers of a plan are sampled jointly. constant_liar: trials that are still running count
             # as bad ones, so that two processes do not propose neighbours.
             study.sampler = TPESampler(seed=seed, n_startup_trials=_STARTUP, multivariate=True, constant_liar=True)
             trial = study.ask(space.distributions)
-            problem = "tried before" if trial.params in tried else self._problem(arm, trial.params)
-            if not problem:
-                return trial
+            if trial.params in [each.params for each in known]:
+                problem = "tried before"
+            else:
+                try:
+                    space.load(trial.params)
+                    return trial
+                except RecipeError as error:  # alone each of the values was checked at the start
+                    problem = error.problems[0].message
             trial.set_user_attr("refused", problem)
             study.tell(trial, state=self.states.FAIL)
         return None
-
-    def _problem(self, arm: str, params: Params) -> str:
-        """Return why a recipe cannot have these values together; alone each of them was checked at the start."""
-        try:
-            self.spaces[arm].load(params)
-        except RecipeError as error:
-            return error.problems[0].message
-        return ""
 
     def state(self, cell: Cell) -> str | None:
         arm, number = self._trials[cell.name]
@@ -251,9 +421,6 @@ class Search(Chooser):
 
     def _tell(self, cell: Cell, *value: float, **state: Any) -> None:
         trial = self._open(cell)
-        lines = read_metrics(self.runs_dir / cell.name / METRICS)
-        seconds = sum(each for line in lines for name, each in line.items() if name.startswith("seconds"))
-        trial.set_user_attr("seconds", seconds)
         trial.study.tell(trial, *value, **state)
 
     def score(self, cell: Cell) -> float:

@@ -1,7 +1,8 @@
 """Each check of the environment passes on a machine that is right and says what is wrong with one that is not."""
 
 import errno
-import resource
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,9 @@ import pytest
 from lapcli.doctor.checks import Check, Finding, Status, examine, fails, passes
 from lapcli.doctor.environment import (
     Gpu,
-    check_bf16,
     check_compiling,
-    check_cores,
     check_disk,
-    check_driver,
-    check_file_limit,
+    check_gpu,
     check_hub,
     check_locks,
     check_shared_memory,
@@ -47,20 +45,15 @@ class Connection:
 @pytest.mark.parametrize(
     ("finding", "status"),
     [
-        (lambda: check_driver(H100), "passes"),
-        (lambda: check_driver(Gpu(0)), "warns"),
-        (lambda: check_driver(Gpu(0, driver="470.1")), "fails"),
-        (lambda: check_bf16(H100), "passes"),
-        (lambda: check_bf16(T4), "warns"),
+        (lambda: check_gpu(H100), "passes"),
+        (lambda: check_gpu(T4), "warns"),
+        (lambda: check_gpu(Gpu(0)), "warns"),
+        (lambda: check_gpu(Gpu(0, driver="470.1")), "fails"),
         (lambda: check_compiling("cuda", lambda device: None), "passes"),
         (lambda: check_compiling("cuda", no_compiler), "fails"),
         (lambda: check_compiling("cpu", no_compiler), "warns"),
         (lambda: check_shared_memory(64 * 2**20, 8), "fails"),
-        (lambda: check_shared_memory(64 * 2**20, 1), "warns"),
         (lambda: check_shared_memory(2**33, 8), "passes"),
-        (lambda: check_cores(8, 64, 8), "warns"),
-        (lambda: check_file_limit(1024), "warns"),
-        (lambda: check_file_limit(resource.RLIM_INFINITY), "passes"),
         (lambda: check_disk(Path("/"), lambda place: 10**10), "warns"),
         (lambda: check_disk(Path("/"), lambda place: 10**12), "passes"),
         (lambda: check_hub(True, "https://example.org", unreachable), "passes"),
@@ -78,16 +71,14 @@ def test_locks(tmp_path):
     """A folder that is not there yet is checked by the one above it, and nothing is left in either."""
     assert check_locks("LAP_RUNS", tmp_path / "not" / "there").status == "passes"
     assert check_locks("LAP_RUNS", tmp_path, lambda file, how: None).status == "fails"
-    assert check_locks("LAP_RUNS", tmp_path, no_locks).status == "warns"
+    assert check_locks("LAP_RUNS", tmp_path, no_locks).status == "fails"
     assert not list(tmp_path.iterdir())
-    found = check_locks("LAP_RUNS", Path("/proc"))
-    assert found.status == "fails"
-    assert "/proc cannot be written" in found.text
+    assert check_locks("LAP_RUNS", Path("/proc")).status == "fails"
 
 
 def test_this_machine():
     results = list(examine(environment_checks(this_gpu(), 2)))
-    assert len({result.name for result in results}) == len(results) == 10
+    assert len({result.name for result in results}) == len(results)
     assert not [result for result in results if result.finding.status is Status.FAILS]
 
 
@@ -95,31 +86,17 @@ def broken() -> Finding:
     raise ValueError("first line\nsecond line")
 
 
-def test_a_check_that_breaks_off_has_failed_and_the_others_run():
-    checks = [Check("a", "broken", broken), Check("a", "fine", lambda: passes("fine")), Check("a", "x", broken, False)]
-    first, second, third = examine(checks)
-    assert (first.finding.status, second.finding.status, third.finding.status) == ("fails", "passes", "warns")
-    assert first.finding.text == "ValueError: first line"
-    assert "next: report it" in first.to_text()
-
-
 def kill_process() -> Finding:
-    import os
-    import signal
-
     os.kill(os.getpid(), signal.SIGILL)
     return fails("it goes on", "never")
 
 
-def _fine() -> Finding:
+def fine() -> Finding:
     return passes("fine")
 
 
-@pytest.mark.long
-def test_a_check_that_ends_its_process_has_failed_and_the_others_run():
-    names = {"one": _fine, "two": kill_process, "three": kill_process, "four": _fine, "five": broken}
-    checks = [Check("a", name, run, is_needed=name != "three", may_crash=True) for name, run in names.items()]
+def test_a_check_that_breaks_off_or_ends_its_process_has_failed_and_the_others_run():
+    checks = [Check("a", "broken", broken), Check("a", "ended", kill_process, may_crash=True), Check("a", "fine", fine)]
     results = list(examine(checks))
-    assert [result.name for result in results] == list(names)
-    assert [str(result.finding.status) for result in results] == ["passes", "fails", "warns", "passes", "fails"]
-    assert results[4].finding.text == "ValueError: first line"
+    assert [str(result.finding.status) for result in results] == ["fails", "fails", "passes"]
+    assert results[0].finding.text == "ValueError: first line"

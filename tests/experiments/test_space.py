@@ -6,8 +6,8 @@ import pytest
 from search_support import quick_recipe, search_of, settings_of
 from support import run_main
 
-from lapcli.experiments.space import placed, read_space
-from lapcli.recipe import RecipeError, find_recipe
+from lapcli.experiments.search import placed, read_space
+from lapcli.recipe import find_recipe
 from lapcli.runtime.errors import UsageError
 
 HEADS, OPERATORS = "model.laplacian_heads", "model.operators"
@@ -76,26 +76,6 @@ def test_the_first_rung_is_the_first_validation(recipe):
     assert settings_of(recipe, options=["validation.every=null"]).rung is None
 
 
-def test_a_wrong_space_file_lists_all_its_problems_by_line(tmp_path, recipe):
-    space = tmp_path / "space.yaml"
-    lines = [
-        "model.laplacian_heads: {per_layer: [0, 9]}",
-        "optimizer.lr: {from: 0.1, to: 0.01}",
-        "optimizer.larning_rate: [1, 2]",
-        "train.batch: 8",
-        "schedule.warmdown: {from: 0, to: 1, log: true}",
-        "validation.every: {from: 1, to: 8, steps: 2}",
-        "train.precision: [float32, float8]",
-        "seed: [0, 1]",
-        "model.operators: {total: [0, 4], operator: laplace}",
-    ]
-    space.write_text("\n".join(lines))
-    with pytest.raises(RecipeError) as caught:
-        read_space(recipe, space, [])
-    found = {problem.where: problem.key for problem in caught.value.problems}
-    assert found == {f"{space}:{n}": line.split(":")[0] for n, line in enumerate(lines, 1)}
-
-
 @pytest.mark.parametrize(
     "over",
     [
@@ -104,10 +84,15 @@ def test_a_wrong_space_file_lists_all_its_problems_by_line(tmp_path, recipe):
         {"optimizer.lr": [{"per_layer": [0, 4]}]},
         {HEADS: [{"per_layer": [0, 4]}], OPERATORS: [{"laplacian": 1}]},
         {HEADS: [2, 2]},
+        {"optimizer.lr": [{"from": 0.1, "to": 0.01}]},
+        {"schedule.warmdown": [{"from": 0, "to": 1, "log": True}]},
+        {"train.precision": ["float32", "float8"]},
+        {"seed": [0, 1]},
+        {OPERATORS: [{"total": [0, 4], "operator": "laplace"}]},
     ],
 )
 def test_a_wrong_domain_is_refused(recipe, over):
-    with pytest.raises(RecipeError, match=list(over)[-1]):
+    with pytest.raises(UsageError, match=list(over)[-1]):
         read_space(recipe, over, [])
 
 
