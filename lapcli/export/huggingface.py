@@ -62,7 +62,8 @@ CHAT_TEMPLATE = """\
 
 
 def is_native(config: GPTConfig) -> bool:
-    return config.head_plan().total == 0 and config.rotary_precision == "float32"
+    is_rotated = config.rotary_base is not None and config.rotary_precision == "float32"
+    return config.head_plan().total == 0 and is_rotated
 
 
 def write_hf(exported: ExportedModel, folder: Path) -> None:

@@ -41,7 +41,7 @@ class LapConfig(PretrainedConfig):
         num_key_value_heads: int | None = None,
         max_position_embeddings: int = 2048,
         laplacian_heads: list[int] | None = None,
-        rotary_base: float = 10_000.0,
+        rotary_base: float | None = 10_000.0,
         rotary_precision: str = "float32",
         final_logit_softcapping: float = 15.0,
         use_cache: bool = True,
@@ -181,7 +181,9 @@ class LapForCausalLM(PreTrainedModel, GenerationMixin):
         """Computed at each call: a table is not part of the weights, and a model built on `meta` would lose it."""
         half = self.config.head_dim // 2
         steps = torch.arange(half, dtype=torch.float32, device=positions_BT.device)
-        angles_BTD = positions_BT[..., None].float() * self.config.rotary_base ** (-steps / half)
+        base = self.config.rotary_base
+        frequencies = torch.zeros_like(steps) if base is None else base ** (-steps / half)
+        angles_BTD = positions_BT[..., None].float() * frequencies
         dtype = torch.bfloat16 if self.config.rotary_precision == "bf16" else torch.float32
         return angles_BTD.cos().to(dtype).unsqueeze(-2), angles_BTD.sin().to(dtype).unsqueeze(-2)
 

@@ -311,7 +311,8 @@ class GPT(nn.Module):
 
     def fill_rotary_tables(self) -> None:
         device, half = self.cos_PD.device, self.config.head_size // 2
-        frequencies = self.config.rotary_base ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
+        base, steps = self.config.rotary_base, torch.arange(half, dtype=torch.float32, device=device)
+        frequencies = torch.zeros_like(steps) if base is None else base ** (-steps / half)  # zero: nothing is rotated
         # In float32 and rounded at the end, as nanochat: bf16 has no odd numbers beyond 256.
         angles_PD = torch.arange(self.config.positions, dtype=torch.float32, device=device)[:, None] * frequencies
         dtype = torch.bfloat16 if self.config.rotary_precision == "bf16" else torch.float32

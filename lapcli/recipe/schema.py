@@ -78,7 +78,7 @@ class GPTModel(TransformerModel):
 
     kv_heads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # null: as many as heads
     context: Size = 2048  # tokens in a training sequence
-    rotary_base: Annotated[float, Field(gt=1, le=1e9)] = 10_000.0  # of the rotary positions
+    rotary_base: Annotated[float, Field(gt=1, le=1e9)] | None = 10_000.0  # of the rotary positions; null: none
     rotary_precision: Literal["float32", "bf16"] = "float32"  # of the rotary tables; bf16: as nanochat
     # Beyond 50 the sum of exp over a large vocabulary would overflow float32.
     softcap: Annotated[float, Field(gt=0, le=50)] = 15.0  # logits are limited to this: softcap * tanh(logits / softcap)

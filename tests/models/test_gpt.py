@@ -109,6 +109,16 @@ class TestStart:
         assert not torch.equal(direct.embed.weight, other.embed.weight)
 
 
+def test_without_rotary_positions_a_layer_cannot_tell_the_order_of_earlier_tokens() -> None:
+    tokens, turned = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[3, 1, 4, 2, 5]])
+    logits = {}
+    for base in (None, 100.0):
+        model = randomised(layers=1, rotary_base=base)
+        logits[base] = [model(each)[0, -1] for each in (tokens, turned)]
+    torch.testing.assert_close(*logits[None])
+    assert (logits[100.0][0] - logits[100.0][1]).abs().max() > 0.01
+
+
 def reference_logits(state: dict[str, Tensor], config: GPTConfig, tokens_T: list[int]) -> Tensor:
     """The model's definition for one sequence, in float64: a token, a head, a pair of channels at a time."""
     H, D, T = config.heads, config.width // config.heads, len(tokens_T)
