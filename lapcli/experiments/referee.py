@@ -324,11 +324,11 @@ class Curve:
             """One number for each column of means of rungs."""
             centre = self.places.mean()
             powers = np.vander(self.places - centre, degree + 1)
-            coefficients = np.linalg.pinv(powers) @ np.log(means)
-            level = np.exp(np.vander([place - centre], degree + 1)[0] @ coefficients)
             derivative = np.array([k * (place - centre) ** (k - 1) if k else 0.0 for k in range(degree, -1, -1)])
-            slope = derivative @ coefficients
-            with np.errstate(divide="ignore", invalid="ignore"):
+            with np.errstate(divide="ignore", invalid="ignore"):  # NaN where a drawn mean is negative, or a slope 0
+                coefficients = np.linalg.pinv(powers) @ np.log(means)
+                level = np.exp(np.vander([place - centre], degree + 1)[0] @ coefficients)
+                slope = derivative @ coefficients
                 logs = np.log(np.maximum(1 + differences / level, 1e-9)) / slope
             return np.where(slope < 0, logs, np.nan)
 

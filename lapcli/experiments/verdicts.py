@@ -5,17 +5,31 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from lapcli.analysis.analyze import analyze, write_analysis
+from lapcli.analysis.analyzed_models import Selection, find_models, results_folder
 from lapcli.analysis.drawing import COLOURS, MARKERS, STYLE, UNDATED, panels
+from lapcli.analysis.measurement import Settings
 from lapcli.experiments.cells import progress
 from lapcli.experiments.ladder import AA, Ladder
 from lapcli.experiments.referee import Estimate, Finding, Rung, judge
+from lapcli.result_rows import results
+from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_bytes, write_json, write_text
 from lapcli.runtime.tables import fitted, to_csv
 
 LADDERS = ".ladders"
+#: What the baseline shows on a rung, beside how much the arms differ from it: measurement, value, heading.
+MECHANISM = (
+    ("sinks", "to_first", "to the first token"),
+    ("sinks", "to_self", "to itself"),
+    ("sinks", "cosine_with_value", "cos(o, v)"),
+    ("ov", "mean_eigenvalue", "eigenvalue of OV"),
+    ("cossim", "cosine_similarity", "similarity by layer"),
+)
 
 
 def target_compute(ladder: Ladder, target: str | None) -> float | None:
@@ -46,6 +60,11 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
     states = {each.cell.name: progress(each.cell, ladder.runs_dir) for each in planned}
     unit = f"error of {file.outcome}" if planned[0].cell.loaded.metrics[file.outcome][1] == "higher" else file.outcome
     diverged = [name for name, each in states.items() if each.diverged]
+    at_edge = {
+        arm
+        for arm, keys in ladder.optima.items()
+        if not all(list(optima.values())[-1].is_bracketed for optima in keys.values())
+    }
     edges = [
         f"{arm}: its best {key} on {rung}, {optimum.value:g}, is at the edge of those tried; add values beyond it"
         for arm, keys in ladder.optima.items()
@@ -73,7 +92,10 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
         "baseline": ladder.baseline,
         "target": place,
         "rates_transfer": transfers,
-        "verdicts": {arm: in_words(finding) for arm, finding in findings.items()},
+        "verdicts": {
+            arm: in_words(finding) + ("; its rate is at the edge of those tried" if arm in at_edge else "")
+            for arm, finding in findings.items()
+        },
         "findings": {arm: asdict(finding) for arm, finding in findings.items()},
         "at_the_shared_rate": {arm: asdict(finding) for arm, finding in at_shared.items()},
         "optima": {
@@ -88,6 +110,7 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
         ],
         "notes": notes,
     }
+    told["plain_models"] = plain_models(ladder)
     told["text"] = text_of(told, findings, at_shared)
     folder = ladder.runs_dir / LADDERS / ladder.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +119,37 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
     if findings:  # none if every run of all arms diverged
         draw(folder, findings, own, unit, file.held_out, file.margin)
     return told
+
+
+def plain_models(ladder: Ladder) -> dict[str, dict[str, list[float | None]]]:
+    """Return what the baseline's first run on each rung shows, a number a layer; it is measured once."""
+    found: dict[str, dict[str, list[float | None]]] = {}
+    tasks = list(dict.fromkeys(task for task, _, _ in MECHANISM))
+    for rung in ladder.rungs:
+        path = ladder.runs_dir / ladder.own(rung, ladder.baseline, 0).name
+        run = read_run(path)
+        if run.status != "finished":  # it diverged
+            continue
+        frame = results(path)
+        if missing := [task for task in tasks if task not in set(frame.task)]:
+            models = find_models(Selection(), [run])
+            for analysis in analyze(missing, models, Settings()):
+                write_analysis(analysis, results_folder(models, ladder.runs_dir))
+            frame = results(path)
+        of = {(task, name): frame[(frame.task == task) & (frame.metric == name)] for task, name, _ in MECHANISM}
+        found[rung] = {heading: of[task, name].sort_values("layer").value.tolist() for task, name, heading in MECHANISM}
+    return found
+
+
+def _mechanism_rows(plain: Mapping[str, Mapping[str, Sequence[float | None]]]) -> list[Sequence[str]]:
+    """Format the means over layers, and the similarity of tokens layer by layer."""
+    *headings, by_layer = (heading for _, _, heading in MECHANISM)
+    rows: list[Sequence[str]] = [("plain model", *headings, by_layer)]
+    for rung, measured in plain.items():
+        means = ["-" if None in measured[h] else f"{fmean(measured[h]):.3f}" for h in headings]  # type: ignore[type-var]
+        layers = " ".join("-" if value is None else f"{value:.2f}" for value in measured[by_layer])
+        rows.append((rung, *means, layers))
+    return rows
 
 
 def _state(training: Any) -> str:
@@ -140,7 +194,8 @@ def text_of(told: Mapping[str, Any], findings: Mapping[str, Finding], shared: Ma
         where = "-" if held is None else f"{held.measured:+.4f}, predicted {_interval(held.predicted)}"
         verdicts.append((arm, told["verdicts"][arm], trend, where))
     title = f"{told['ladder']}: {told['outcome']} of each arm minus that of {told['baseline']}, with 95% intervals"
-    return "\n".join([title, "", *fitted(rows), "", *fitted(verdicts), "", *told["notes"]])
+    tables = [fitted(rows), fitted(verdicts), fitted(_mechanism_rows(told["plain_models"]))]
+    return "\n".join([title, *(line for each in tables for line in ("", *each)), "", *told["notes"]])
 
 
 def draw(

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from support import run_main, train_here
 from sweep_support import write_recipe
 
@@ -101,6 +103,13 @@ def test_a_ladder_from_tuning_to_its_files(tmp_path, capsys):
         assert told["pairs"]["laplacian"][0]["arm"][seed] == summary["end"]["validation_loss"]
     assert set(told["verdicts"]) == {"laplacian", "A/A"}
     assert "Holm" in told["text"]
+    # Of the plain model: the mean eigenvalue of W_O W_V over the heads of a layer is its trace over the width.
+    (base,) = {c["cell"] for c in told["cells"] if (c["phase"], c["rung"], c["arm"]) == ("held out", "c", "plain")}
+    weights = load_file(max((runs / base / "checkpoints").iterdir()) / "model.safetensors")
+    attention = [[weights[f"blocks.{layer}.attn.{name}.weight"] for name in ("out", "v")] for layer in range(2)]
+    traces = [float(torch.trace(out @ value)) / 32 for out, value in attention]
+    assert told["plain_models"]["c"]["eigenvalue of OV"] == pytest.approx(traces, abs=1e-5)
+    assert all(0 < mass < 1 for mass in told["plain_models"]["a"]["to the first token"])
     for name in ("differences.png", "differences.svg", "differences.csv", "outcomes.png", "outcomes.csv"):
         assert (runs / ".ladders" / "small" / name).stat().st_size > 50
     # The same command reads the answer again, and trains nothing.
