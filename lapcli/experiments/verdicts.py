@@ -146,7 +146,7 @@ def _mechanism_rows(plain: Mapping[str, Mapping[str, Sequence[float | None]]]) -
     *headings, by_layer = (heading for _, _, heading in MECHANISM)
     rows: list[Sequence[str]] = [("plain model", *headings, by_layer)]
     for rung, measured in plain.items():
-        means = ["-" if None in measured[h] else f"{fmean(measured[h]):.3f}" for h in headings]  # type: ignore[type-var]
+        means = ["-" if None in measured[h] else f"{fmean(measured[h]):.3f}" for h in headings]  # type: ignore[arg-type]
         layers = " ".join("-" if value is None else f"{value:.2f}" for value in measured[by_layer])
         rows.append((rung, *means, layers))
     return rows
