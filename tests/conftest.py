@@ -34,21 +34,16 @@ SHARED_RUNS = {
     "tests/commands/test_runs.py",
     "tests/commands/test_sample.py",
     "tests/commands/test_sft.py",
-    "tests/report/test_reproduce.py",
 }
 FIRST = [
     *sorted(SHARED_RUNS),
     "tests/experiments/test_search.py",
-    "tests/test_faults.py",
     "tests/runtime/test_launch.py",
     "tests/training/test_kinds_in_two_processes.py",
     "tests/export/test_export.py",
     "tests/training/test_host_waits.py",
     "tests/extending/test_kind.py",
-    "tests/test_places.py",
-    "tests/test_wheel.py",
     "tests/experiments/test_runner.py",
-    "tests/test_digits.py",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Full-length recipes and comparisons over seeds: `make long`, outside `make test`."""
+"""The quickstarts in full length: what they claim holds."""
 
 import json
 import statistics
@@ -11,64 +11,39 @@ from lapcli.evaluation.tasks import wilson_interval
 pytestmark = pytest.mark.long
 
 HELD_OUT_PIECES = 442
-CLAIM = 0.6  # of the first validation's bits per byte: the quickstart falls by at least 40%
 
 
-def bits_per_byte(path):
-    summary = json.loads((path / "summary.json").read_text())
-    return [summary[when]["validation_bits_per_byte"] for when in ("start", "end")], summary["bigram_bits_per_byte"]
-
-
-def test_the_whole_quickstart(tmp_path, shared_cache):
-    result = lap("train", "recipes/quickstart.yaml", "--runs-dir", str(tmp_path), cache=shared_cache, timeout=1800)
+@pytest.mark.parametrize("heads", [0, 2, 4])
+def test_the_quickstart_learns(heads, tmp_path, shared_cache):
+    """No claim about which number is better at this size: bits per byte fall by at least 40%."""
+    words = ["recipes/quickstart.yaml", "--set", f"model.laplacian_heads={heads}", "--runs-dir", str(tmp_path)]
+    result = lap("train", *words, cache=shared_cache, timeout=1800)
     assert result.returncode == 0, result.stderr
-    (start, end), bigram = bits_per_byte(tmp_path / "quickstart")
-    assert end <= CLAIM * start
-    assert end < bigram
+    summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
+    start, end = (summary[when]["validation_bits_per_byte"] for when in ("start", "end"))
+    assert end <= 0.6 * start
 
 
-def test_quickstart_by_heads_over_seeds(tmp_path, shared_cache, capsys):
-    """No claim about which is better at this size: every head count must learn on every seed; the table is printed."""
-    table = {}
-    for heads in (0, 2, 4):
-        ends = []
-        for seed in (0, 1, 2):
-            name = f"quickstart-{heads}L-{seed}"
-            options = ["--set", f"model.laplacian_heads={heads}", "--seed", str(seed), "--name", name]
-            result = lap(
-                "train",
-                "recipes/quickstart.yaml",
-                *options,
-                "--runs-dir",
-                str(tmp_path),
-                cache=shared_cache,
-                timeout=1800,
-            )
-            assert result.returncode == 0, result.stderr
-            (start, end), _ = bits_per_byte(tmp_path / name)
-            assert end <= CLAIM * start, name
-            ends.append(end)
-        table[heads] = ends
-    with capsys.disabled():
-        for heads, ends in table.items():
-            mean, std = statistics.mean(ends), statistics.stdev(ends)
-            print(f"\n{heads} Laplacian heads: {mean:.4f} +- {std:.4f} bits per byte (n = 3, ddof 1)")
+def test_the_digits_recipe_learns(tmp_path, shared_cache):
+    result = lap("train", "recipes/vit_digits.yaml", "--runs-dir", str(tmp_path), cache=shared_cache, timeout=1800)
+    assert result.returncode == 0, result.stderr
+    result = lap("eval", "--runs-dir", str(tmp_path), "--tasks", "top1,top5", "--json", cache=shared_cache)
+    assert result.returncode == 0, result.stderr
+    tasks = json.loads(result.stdout)["tasks"]
+    assert tasks["top1"]["count"] == 359
+    assert tasks["top1"]["value"] >= 0.95
+    assert tasks["top5"]["value"] >= 0.99
 
 
-def test_the_whole_self_supervised_quickstart_over_seeds(tmp_path, shared_cache, capsys):
+def test_the_self_supervised_quickstart_learns(tmp_path, shared_cache):
     """The loss falls, and the teacher's k-NN on held-out pieces is above that of step 0 by more than its interval."""
-    rows = []
-    for seed in (0, 1, 2):
-        options = ["--seed", str(seed), "--name", f"dino-{seed}", "--runs-dir", str(tmp_path)]
-        result = lap("train", "recipes/dino_quickstart.yaml", *options, cache=shared_cache, timeout=3600)
-        assert result.returncode == 0, result.stderr
-        summary = json.loads((tmp_path / f"dino-{seed}" / "summary.json").read_text())
-        lines = [json.loads(line) for line in (tmp_path / f"dino-{seed}" / "metrics.jsonl").read_text().splitlines()]
-        losses = [line["loss"] for line in lines if "loss" in line]
-        assert statistics.mean(losses[-20:]) < statistics.mean(losses[:20])
-        rows.append([summary[when]["validation_knn"] for when in ("start", "end")])
-    with capsys.disabled():
-        print("".join(f"\nseed {seed}: k-NN {start:.4f} -> {end:.4f}" for seed, (start, end) in enumerate(rows)))
-    for start, end in rows:
-        low, high = wilson_interval(round(end * HELD_OUT_PIECES), HELD_OUT_PIECES)
-        assert end - start > (high - low) / 2
+    options = ["--name", "dino", "--runs-dir", str(tmp_path)]
+    result = lap("train", "recipes/dino_quickstart.yaml", *options, cache=shared_cache, timeout=3600)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "dino" / "summary.json").read_text())
+    lines = [json.loads(line) for line in (tmp_path / "dino" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert statistics.mean(losses[-20:]) < statistics.mean(losses[:20])
+    start, end = (summary[when]["validation_knn"] for when in ("start", "end"))
+    low, high = wilson_interval(round(end * HELD_OUT_PIECES), HELD_OUT_PIECES)
+    assert end - start > (high - low) / 2

@@ -3,13 +3,12 @@
 import ctypes
 import json
 import os
-import shlex
 import subprocess
 import sys
 
 import pytest
 from image_support import write_folder
-from support import ROOT, run_main, train_here
+from support import ROOT, train_here
 from sweep_support import write_recipe
 
 from lapcli.recipe import load_recipe
@@ -169,28 +168,3 @@ def test_a_file_system_that_is_read_only(home, tmp_path):
             assert code == 0, (words, err)
         else:
             assert_one_sentence(code, f"{words}\n{err}")
-
-
-def test_a_working_directory_that_was_deleted(tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    program = [sys.executable, "-m", "lapcli", "train", "quickstart"]
-    done = subprocess.run(
-        ["sh", "-c", f'cd {gone} && rmdir {gone} && exec "$0" "$@"', *program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert_one_sentence(done.returncode, done.stderr)
-
-
-def test_brackets_in_a_path_are_printed_as_they_are(tmp_path, capsys):
-    """rich would take [old] for a style, and [/b] for the end of one that never began."""
-    recipe, runs = write_recipe(tmp_path, train={"steps": 2}), tmp_path / "[old] runs" / "a[" / "b]"
-    code, out, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(runs))
-    assert (code, "Traceback" in err) == (0, False), err
-    assert f"{runs}/tiny: 2 steps of" in err
-    commands = [shlex.split(line) for line in out.partition("Next:")[2].splitlines() if line.startswith("  lap ")]
-    assert [words[words.index("--runs-dir") + 1] for words in commands] == [str(runs)] * 2
-    assert commands[-1][2] == f"{runs}/tiny/recipe.yaml"

@@ -17,6 +17,8 @@ BLOCKS = [
 JOBS = re.findall(r"^\| [^|]+ \| `(lap [^`]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
 IN_BLOCKS = {line: bool(long) for long, kind, body in BLOCKS if kind == "sh" for line in body.splitlines() if line}
 COMMANDS = list((dict.fromkeys(JOBS, False) | IN_BLOCKS).items())  # each once
+#: The jobs of the README belong to `make test`, what only the pages of docs show to `make long`.
+CASES = [pytest.param(*case, id=case[0], marks=() if case[0] in JOBS else pytest.mark.long) for case in COMMANDS]
 
 
 def test_there_are_commands_to_run():
@@ -46,7 +48,7 @@ def shortened(recipe: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("line", "long"), COMMANDS, ids=[line for line, _ in COMMANDS])
+@pytest.mark.parametrize(("line", "long"), CASES)
 def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, request):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]
