@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_what_the_dockerfile_copies_installs_and_trains(tmp_path):
     command = install.removeprefix("RUN ").replace("--system", "").replace("--no-cache", "")
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     clean |= {"VIRTUAL_ENV": str(environment), "DEVICE": "cuda", "EXTRAS": "all"}
-    clean["PATH"] = f"{environment / 'bin'}:{ROOT / '.venv/bin'}:{clean['PATH']}"
+    clean["PATH"] = f"{environment / 'bin'}:{Path(sys.executable).parent}:{clean['PATH']}"
 
     def run(command: str, cwd: Path) -> str:
         done = subprocess.run(["sh", "-ec", command], cwd=cwd, env=clean, capture_output=True, text=True)
