@@ -181,6 +181,7 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
             "norms": [line["gradient_norm"] for line in lines],
             "weights": weights_of(objective.model),
             "graphs": len(graphs),
+            "blocks": len(objective.blocks()),
             "sums": len(sums),
             "waits": len(waits),
         }

@@ -53,7 +53,8 @@ def test_two_processes_take_the_updates_of_one(found: list[dict[str, Any]], kind
     changes = [abs(after / before - 1) for before, after in zip(one["losses"], one["losses"][1:], strict=False)]
     assert max(changes) > 10 * tolerance
     if option == "compile":
-        assert first["graphs"] >= one["graphs"] > 0
+        # Gathering a block's weights ends a graph, so a sharded model has a few a block; never one a step.
+        assert 0 < one["graphs"] <= first["graphs"] <= one["graphs"] + 2 * first["blocks"]
     else:
         assert first["graphs"] == one["graphs"] == 0
 
