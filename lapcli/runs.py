@@ -44,7 +44,7 @@ TRAIN_AGAIN = "train the run again with --fresh"
 #: Keys of a recipe that change how a run is computed or observed, not what it computes: a resume may change them.
 FREE_KEYS = re.compile(
     r"train\.(micro_batch|compile|threads|shard|recompute|deterministic|init_from\.(source|weights))|data\.workers|"
-    r"data\.decoded_gigabytes|checkpoint\..*|validation\.(every|prompts|sample_tokens|temperature|top_k|bigram)|track.*"
+    r"checkpoint\..*|validation\.(every|prompts|sample_tokens|temperature|top_k)|track.*"
 )
 _FORMAT = 3  # of run.json
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")

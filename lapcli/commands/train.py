@@ -174,8 +174,6 @@ def summary_lines(summary: dict) -> list[str]:
         text = f"  {key.replace('_', ' '):<34}{value:.4f}"
         if start.get(key):
             text += f"   from {start[key]:.4f} ({value / start[key] - 1:+.0%})"
-        if key == "validation_bits_per_byte" and "bigram_bits_per_byte" in summary:
-            text += f"; a token-bigram model has {summary['bigram_bits_per_byte']:.4f}"
         lines.append(text)
     for sample in summary.get("samples", []):
         lines.append(f"  sample: [{sample['prompt']}]{sample['continuation']}".replace("\n", "\n    "))

@@ -206,7 +206,4 @@ class Chat(GPTObjective[ChatStageRecipe]):
             context = self.recipe.model.context
             longest = f"at most: rows are padded to the longest of a micro-batch, here to {context:,} tokens"
             facts |= {"example": "conversations", "lines": {**facts["lines"], "length": longest}}
-        missing = [count["name"] for count in counts["train"] + counts["validation"] if count["available"] is None]
-        if missing:
-            facts |= {"download": f"{', '.join(missing)}, whose size only the hub knows", "download_bytes": None}
         return PlanFacts(data=counts_as_text(self.recipe.stage, counts), **facts)

@@ -11,16 +11,15 @@ from lapcli.checkpoint import Checkpoint, load_weights
 from lapcli.data.images.augmentation import evaluation_transform, normalise
 from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, count_workers
 from lapcli.data.images.sources import ImageData, open_images
-from lapcli.data.sources import known_set
 from lapcli.measures.smoothing import PROBE_IMAGES, smoothing
-from lapcli.objectives.objective import LoadedModel, Objective, describe_download
+from lapcli.objectives.objective import LoadedModel, Objective
 from lapcli.objectives.weights import InitialWeights
 from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy
 from lapcli.runtime.machine import check_compiler
-from lapcli.runtime.progress import Progress, shown_progress
+from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 
 R = TypeVar("R", ClassificationRecipe, SelfSupervisedRecipe)
@@ -36,11 +35,10 @@ class ImageObjective(Objective[R]):
     _loader: ImageLoader
 
     def prepare(self, world: World, run: Run, initial: InitialWeights | None) -> dict[str, Any]:
-        with shown_progress(world.is_main) as progress:
-            data = open_images(self.recipe.data, self.classes, progress)
+        data = open_images(self.recipe.data, self.classes)
         self.use(data, world)
-        self.notes += data.notes(self.image_size)
-        return data.facts(self.image_size)
+        self.notes += [data.note] if data.note else []
+        return {"data": data.description, "data_sha256": data.identity, "classes": data.train.classes}
 
     def use(self, data: ImageData, world: World) -> None:
         """Plan the batches of opened images."""
@@ -127,7 +125,7 @@ class ImageObjective(Objective[R]):
 
     @classmethod
     def fetch(cls, recipe: R, progress: Progress) -> dict[str, Any]:
-        data = open_images(recipe.data, cls(recipe).classes, progress)
+        data = open_images(recipe.data, cls(recipe).classes)
         return {
             "source": recipe.data.train,
             "classes": len(data.train.classes),
@@ -138,9 +136,4 @@ class ImageObjective(Objective[R]):
 
     def image_facts(self) -> dict[str, Any]:
         """Return the fields of `PlanFacts` that images have."""
-        source = self.recipe.data.train
-        if not source.startswith("hub:"):
-            download = {}
-        else:
-            download = describe_download(known_set(source).download_bytes, source.removeprefix("hub:"))
-        return {"data": source, "example": "images", "unit": "image", **download}
+        return {"data": self.recipe.data.train, "example": "images", "unit": "image"}

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from lapcli.checkpoint import Checkpoint, load_weights
-from lapcli.data.source_files import cached_hub_files
-from lapcli.data.sources import known_set
 from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.data.text.tokens import TextData, describe_source, hub_list, prepare_text, tokenise
+from lapcli.data.text.tokens import TextData, describe_source, prepare_text, tokenise
 from lapcli.generation.engine import generate
 from lapcli.heads.operator_attention import operator_parameters
-from lapcli.measures.bits_per_byte import bigram_bits_per_byte, bits_per_byte
+from lapcli.measures.bits_per_byte import bits_per_byte
 from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
 from lapcli.models.compiling import pad_rows
 from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
@@ -30,14 +28,13 @@ from lapcli.objectives.objective import (
     ParameterGroup,
     PlanFacts,
     decay_groups,
-    describe_download,
 )
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.objectives.weights import InitialWeights, open_weights, tokenizer_for
 from lapcli.recipe.optimizers import MuonSection
-from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource, TokenizerSection
+from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TokenizerSection
 from lapcli.runs import TOKENIZER, Run
-from lapcli.runtime.devices import ComputePolicy, compute_policy, this_cpu, to_device
+from lapcli.runtime.devices import ComputePolicy, compute_policy, to_device
 from lapcli.runtime.environment import runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler
@@ -221,8 +218,6 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         )
         self._prompts = [[data.tokenizer.bos, *data.tokenizer.encode(prompt)] for prompt in recipe.validation.prompts]
         self.check_samples(self._prompts)
-        if recipe.validation.bigram:
-            _check_memory_for_bigrams(len(data.train))
         self._byte_lengths = self.byte_lengths()
         self.steps = train.steps or max(
             1, int((train.epochs or 0) * self._sequences.sequences_per_epoch) // train.batch
@@ -274,27 +269,17 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         return self._sequences.identity(step)
 
     def finish(self) -> dict[str, Any]:
-        """Continue the recipe's prompts, and evaluate a bigram model if the recipe asks for it."""
-        results: dict[str, Any] = {}
+        """Continue the recipe's prompts."""
         settings = self.recipe.validation
+        if not settings.prompts:
+            return {}
         sampling = {"temperature": settings.temperature, "top_k": settings.top_k, "seed": self.recipe.seed}
-        if settings.prompts:
-            results["samples"] = [
-                {
-                    "prompt": prompt,
-                    "continuation": self.tokenizer.decode(
-                        generate(self.model, ids, settings.sample_tokens, **sampling)  # type: ignore[arg-type]
-                    ),
-                }
-                for prompt, ids in zip(settings.prompts, self._prompts, strict=True)
-            ]
-        if settings.bigram:
-            train, validation = self.data.train, self.data.validation
-            tokens = self._validation_sequences * self.recipe.model.context + 1  # with the target of the last token
-            results["bigram_bits_per_byte"] = bigram_bits_per_byte(
-                train.read(0, len(train)), validation.read(0, tokens), self.tokenizer.byte_lengths()
-            )
-        return results
+        continuations = [
+            self.tokenizer.decode(generate(self.model, ids, settings.sample_tokens, **sampling))  # type: ignore[arg-type]
+            for ids in self._prompts
+        ]
+        pairs = zip(settings.prompts, continuations, strict=True)
+        return {"samples": [{"prompt": prompt, "continuation": text} for prompt, text in pairs]}
 
     @classmethod
     def fetch(cls, recipe: LanguageModelRecipe, progress: Progress) -> dict[str, Any]:
@@ -315,31 +300,10 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
 
     def plan_facts(self, batches: BatchPlan) -> PlanFacts:
         recipe = self.recipe
-        data = describe_source(recipe.data, recipe.tokenizer)
-        return PlanFacts(data=data, **_download_facts(recipe.data), **self.token_facts(recipe.train.steps))
+        data = describe_source(recipe.data)
+        return PlanFacts(data=data, **self.token_facts(recipe.train.steps))
 
 
 def _tokenizer_to_fetch(recipe: LanguageModelRecipe) -> TokenizerSection | Tokenizer:
     given = recipe.train.init_from
     return recipe.tokenizer if given is None else tokenizer_for(open_weights(given, runs_dir()), recipe)
-
-
-def _download_facts(source: TextSource) -> dict[str, Any]:
-    if not source.train.startswith("hub:"):
-        return {}
-    repository, names = hub_list(source)
-    missing = [name for name in names if cached_hub_files(repository, [name], source.revision) is None]
-    if not missing:
-        return {}
-    each = known_set(source.train).file_bytes
-    return describe_download(None if each is None else each * len(missing), f"{len(missing):,} files of {repository}")
-
-
-def _check_memory_for_bigrams(tokens: int) -> None:
-    """Refuse a bigram model that does not fit into memory before the run, at whose end it is evaluated."""
-    needed, available = 32 * tokens, this_cpu().memory  # counting pairs takes four arrays of 8 bytes per token
-    if available is not None and needed > available:
-        raise UsageError(
-            f"validation.bigram counts the pairs of {tokens:,} tokens in {needed / 2**30:,.0f} GB of memory, and this "
-            f"machine has {available / 2**30:,.0f}; set it to false"
-        )

@@ -158,8 +158,6 @@ class PlanFacts:
 
     steps: int | None  # None: the recipe has epochs, and the size of its data is not known
     data: str
-    download: str = "nothing"
-    download_bytes: int | None = 0  # None: not known without asking the hub
     example: str = "examples"  # what batches are counted in
     unit: str = "example"  # what FLOPs are given for
     units_per_example: int = 1
@@ -168,14 +166,6 @@ class PlanFacts:
     read_seconds: float = 0.0  # of one core, to read an example; 0: negligible
     lines: Mapping[str, str] = field(default_factory=dict)  # more lines of the text
     values: Mapping[str, Any] = field(default_factory=dict)  # more keys of the JSON
-
-
-def describe_download(size: int | None, what: str) -> dict[str, Any]:
-    """Return the fields of `PlanFacts` about a download."""
-    words = f"{what}, whose size only the hub knows"
-    if size is not None:
-        words = f"about {size / 1e9:,.1f} GB unless it is on this machine already: {what}"
-    return {"download": words, "download_bytes": size}
 
 
 class Objective(ABC, Generic[R]):

@@ -22,7 +22,7 @@ from lapcli.data.images.colours import Recolouring
 from lapcli.data.images.crops import GLOBALS, BatchMasks, CropReader, mask_counts
 from lapcli.data.images.loader import ImageBatches, seconds_to_read
 from lapcli.data.images.sources import ImageData
-from lapcli.data.sources import known_set
+from lapcli.data.sources import known_images
 from lapcli.models import compiling
 from lapcli.models.dino_vit import DinoViT, Head, StudentTeacher, crop_flops
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
@@ -225,7 +225,7 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         tokens, images = GLOBALS * global_tokens + crops.locals * local_tokens, recipe.steps * recipe.train.batch
         with torch.device("meta"):
             parameters = sum(p.numel() for p in DinoViT(recipe.model).parameters())
-        length = [epochs_in_words(recipe, known_set(recipe.data.train).train_images)]
+        length = [epochs_in_words(recipe, known_images(recipe.data.train))]
         length += accumulation_in_words(batches.accumulation)
         return PlanFacts(
             steps=recipe.steps,

@@ -21,7 +21,6 @@ from lapcli.recipe.reading import (
     Problem,
     RecipeError,
     Unreadable,
-    dotted,
     in_reading_order,
     key_shown,
     listed,
@@ -31,7 +30,6 @@ from lapcli.recipe.reading import (
     value_at,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
-from lapcli.runtime.environment import inside_torchrun
 from lapcli.runtime.errors import shortened
 from lapcli.runtime.plugins import Registry
 
@@ -114,17 +112,9 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
         if unusable:
             found = [Problem(document.place(tuple(key.split("."))), key, reason) for key, reason in unusable]
             raise RecipeError(source, found)
-        for path, reason in () if is_kept or inside_torchrun() else recipe.without_effect():
-            _warn(f"{document.place(path)}  {dotted(path)} has no effect: {reason}")
         return recipe
 
     return load
-
-
-@cache
-def _warn(text: str) -> None:
-    """Warn once: a sweep loads a recipe for each of its cells."""
-    log.warning("warning: %s", text)
 
 
 def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:

@@ -125,10 +125,6 @@ class Source(Section):
     def _hub_name(self) -> str | None:
         return wrong_hub_name(self.train)
 
-    @combination("revision", "train", only_warns=True)
-    def _revision_without_effect(self) -> str | None:
-        return None if self.revision is None or self.train.startswith("hub:") else "only a hub data set has one"
-
 
 #: Before the name of a run in `train.init_from`.
 RUN = "run:"
@@ -155,10 +151,6 @@ class TextSource(Source):
     def _files_of_the_source(self) -> str | None:
         return "name at least one file, or remove it" if self.files == [] else unfixed_files(self.train, self.files)
 
-    @combination("files", "train", only_warns=True)
-    def _files_without_effect(self) -> str | None:
-        return None if self.files is None or self.train != "builtin" else "the built-in text has no files"
-
 
 class InitFrom(Section):
     """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint.
@@ -169,12 +161,6 @@ class InitFrom(Section):
     source: Text  # `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint of nanochat
     weights: Text | None = None  # a file that replaces timm's own weights
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the file with the weights
-
-    @combination("weights", "source", only_warns=True)
-    def _weights_without_effect(self) -> str | None:
-        if self.weights is None or self.source.startswith("timm:"):
-            return None
-        return "it is a file for timm:NAME; name the file or folder as the source instead"
 
     @model_validator(mode="before")
     @classmethod
@@ -240,7 +226,6 @@ class TextValidation(ValidationSection):
     sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 16  # of each continuation
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0  # of the continuations; 0: always the likeliest token
     top_k: Count | None = None  # sample from the likeliest tokens only; null: from all
-    bigram: bool = False  # also log the loss of an add-one token-bigram model (needs the training text in memory)
 
 
 class CheckpointSection(Section):

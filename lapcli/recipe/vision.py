@@ -73,7 +73,6 @@ class Augmentation(Section):
     flip: Fraction = 0.5  # probability of a horizontal flip
     policy: Text | None = None  # timm's name: 3a, rand-m9-mstd0.5-inc1, ...
     color_jitter: Positive | None = None  # strength; null: none
-    erase: Fraction = 0.0  # random erasing, filled with noise
     repeats: Annotated[Whole, Field(ge=1, le=100)] = 1  # copies of an image in an epoch, each augmented differently
 
     @combination("policy")
@@ -81,20 +80,6 @@ class Augmentation(Section):
         if self.policy is not None and not _POLICY.fullmatch(self.policy):
             return f"expected 3a or a policy such as rand-m9-mstd0.5-inc1, got {self.policy[:60]!r}"
         return None
-
-    @combination("scale", "crop", only_warns=True)
-    def _scale_without_effect(self) -> str | None:
-        return None if self.scale is None or self.crop == "random_resized" else "it is for crop: random_resized"
-
-    @combination("padding", "crop", only_warns=True)
-    def _padding_without_effect(self) -> str | None:
-        return None if self.padding is None or self.crop == "padded" else "it is for crop: padded"
-
-    @combination("color_jitter", "policy", only_warns=True)
-    def _jitter_without_effect(self) -> str | None:
-        if self.color_jitter is None or self.policy in (None, "3a"):
-            return None
-        return f"the policy {self.policy} switches it off"
 
 
 class Mixing(Section):
@@ -129,9 +114,6 @@ class ImageFiles(Source):
     split_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0  # of the choice of held-out images
     image_column: Text | None = None  # of parquet files and hub sets; null: the only one that holds images
     label_column: Text | None = None  # null: the only one that holds classes
-    # `ignore`: pixels as they are stored, as torchvision's and timm's loaders read them; `apply`: turned by the tag.
-    exif_orientation: Literal["ignore", "apply"] = "ignore"
-    decoded_gigabytes: NonNegative = 2.0  # a set that fits is decoded once and kept in memory
     # Processes that read ahead.
     workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = Field(
         default="auto", description="`auto` or a whole number (at least 0 and at most 256)"
