@@ -169,8 +169,6 @@ def summary_lines(summary: dict) -> list[str]:
     lines = []
     start, end = summary.get("start", {}), summary.get("end", {})
     for key, value in end.items():
-        if "_layer_" in key:  # one number a layer or head, too many to print; they are in metrics.jsonl
-            continue
         text = f"  {key.replace('_', ' '):<34}{value:.4f}"
         if start.get(key):
             text += f"   from {start[key]:.4f} ({value / start[key] - 1:+.0%})"

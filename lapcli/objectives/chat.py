@@ -16,7 +16,6 @@ from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation.dialogue import transcript
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.measures.bits_per_byte import bits_per_byte
-from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing, without_padding
 from lapcli.objectives.language_model import GPTObjective
 from lapcli.objectives.objective import BatchPlan, PlanFacts
 from lapcli.objectives.schedules import learning_rate_multiplier
@@ -137,7 +136,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         """Measure the loss on held-out rows, weighted as in training; for packed stages also bits per byte."""
         if self._held_out is None:
-            return self._smoothing() if self.recipe.validation.smoothing else {}
+            return {}
         settings = self.recipe.validation
         wanted = settings.tokens // self.recipe.model.context if self._packed else settings.rows
         count = max(1, min(wanted, self._held_out.per_epoch))
@@ -164,14 +163,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
         if self._packed:
             text = "the text of validation.mixture that the loss counts"
             values["validation_bits_per_byte"] = bits_per_byte(counted_nats, counted_bytes, text)
-        return values | self._smoothing() if settings.smoothing else values
-
-    def _smoothing(self) -> dict[str, float]:
-        """Measure smoothing on the first held-out rows, or on the first training rows if the stage holds none out."""
-        items = self._held_out or self._items
-        tokens_BT, targets_BT = items.items(0, min(PROBE_SEQUENCES, items.per_epoch))
-        probe_BT = tokens_BT if self._packed else without_padding(tokens_BT, targets_BT)
-        return smoothing(self.model, probe_BT.to(self.world.device))
+        return values
 
     def describe_batch(self, step: int) -> str:
         return self._items.identity(step * self.batches.batch, self.batches.batch)

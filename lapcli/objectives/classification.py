@@ -124,14 +124,11 @@ class Classification(ImageObjective[ClassificationRecipe]):
                 pads=self.policy.compiles,
                 stop_if_asked=stop_if_asked,
             )
-        values = {
+        return {
             "validation_loss": accuracy.loss,
             "validation_top1": accuracy.top(1),
             "validation_top5": accuracy.top(5),
         }
-        if self.recipe.validation.smoothing:
-            values |= self.smoothing_of(self.model)
-        return values
 
     def plan_facts(self, batches: BatchPlan) -> PlanFacts:
         section, train, data = self.recipe.model, self.recipe.train, self.recipe.data

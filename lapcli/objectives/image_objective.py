@@ -3,15 +3,12 @@
 import contextlib
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lapcli.checkpoint import Checkpoint, load_weights
-from lapcli.data.images.augmentation import evaluation_transform, normalise
-from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, count_workers
+from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, count_workers
 from lapcli.data.images.sources import ImageData, open_images
-from lapcli.measures.smoothing import PROBE_IMAGES, smoothing
 from lapcli.objectives.objective import LoadedModel, Objective
 from lapcli.objectives.weights import InitialWeights
 from lapcli.recipe.dino import SelfSupervisedRecipe
@@ -78,14 +75,6 @@ class ImageObjective(Objective[R]):
 
     def compile(self) -> None:
         """Compile the model in place."""
-
-    def smoothing_of(self, model: nn.Module) -> dict[str, float]:
-        """Measure how smooth the tokens of a few held-out images are, for `validation.smoothing`."""
-        images, source, size = self.data.validation, self.recipe.data, self.image_size
-        spread = np.unique(np.linspace(0, len(images) - 1, min(PROBE_IMAGES, len(images))).astype(int))
-        reader = Reader(images, evaluation_transform(source, size), size, None)
-        probe_BCHW: Tensor = normalise(reader.read([Example(0, int(index), 0) for index in spread])[0], source)
-        return smoothing(model, probe_BCHW.to(self.world.device))
 
     def describe_batch(self, step: int) -> str:
         return self._images.identity(step)

@@ -18,7 +18,6 @@ from lapcli.data.text.tokens import TextData, describe_source, prepare_text, tok
 from lapcli.generation.engine import generate
 from lapcli.heads.operator_attention import operator_parameters
 from lapcli.measures.bits_per_byte import bits_per_byte
-from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
 from lapcli.models.compiling import pad_rows
 from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
 from lapcli.objectives.objective import (
@@ -255,15 +254,10 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
             counted_nats += float(losses_BT[bytes_BT > 0].sum())
             counted_bytes += float(bytes_BT.sum())
         nats, targets, counted_nats, counted_bytes = self.world.sum([nats, targets, counted_nats, counted_bytes])
-        values = {
+        return {
             "validation_loss": nats / targets,
             "validation_bits_per_byte": bits_per_byte(counted_nats, counted_bytes, "the held-out text"),
         }
-        return values | self._smoothing() if self.recipe.validation.smoothing else values
-
-    def _smoothing(self) -> dict[str, float]:
-        tokens_BT, _ = self._validation.sequences(0, 0, min(PROBE_SEQUENCES, self._validation.sequences_per_epoch))
-        return smoothing(self.model, tokens_BT.to(self.world.device))
 
     def describe_batch(self, step: int) -> str:
         return self._sequences.identity(step)

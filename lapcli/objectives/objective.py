@@ -292,10 +292,6 @@ class Objective(ABC, Generic[R]):
         """
         return {}
 
-    def warning(self, step: int, values: dict[str, float]) -> str | None:
-        """Return a warning about the means of `update_metrics` after an update, if something is wrong with them."""
-        return None
-
     def after_step(self, step: int) -> None:
         """Update what follows the weights, such as a teacher."""
 

@@ -26,8 +26,8 @@ from lapcli.data.sources import known_images
 from lapcli.models import compiling
 from lapcli.models.dino_vit import DinoViT, Head, StudentTeacher, crop_flops
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
-from lapcli.objectives.dino_monitoring import collapse, neighbour_accuracy, teacher_health
 from lapcli.objectives.image_objective import ImageObjective
+from lapcli.objectives.neighbours import neighbour_accuracy
 from lapcli.objectives.objective import BatchPlan, ParameterGroup, PlanFacts
 from lapcli.objectives.schedules import (
     parameter_groups,
@@ -59,7 +59,6 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         self.image_size = recipe.data.crops.global_size
         self.steps = recipe.steps
         self._seen: list[dict[str, Tensor]] = []  # metrics of each micro-step of an update
-        self._has_collapsed = False
 
     @property
     def multiple(self) -> int:
@@ -132,14 +131,13 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
             )
 
     def loss(self, batch: CropBatch) -> Tensor:
-        """Return the loss; its parts and the teacher's health are kept for `update_metrics`."""
+        """Return the loss; its parts are kept for `update_metrics`."""
         train = self.recipe.train
         temperature = teacher_temperature(self.recipe.schedule, batch.step)
         student, teacher = self.model.student, self.model.teacher
         with torch.no_grad(), self.policy.autocast():
             (tokens_MTC,) = teacher.backbone.tokens([batch.global_MCHW])
-            teacher_MC = tokens_MTC[:, 0]
-            dino_MD = teacher.dino_head(teacher_MC)
+            dino_MD = teacher.dino_head(tokens_MTC[:, 0])
             ibot_ND = teacher.ibot_head(_patches(tokens_MTC, batch.hidden_N))
         dino_MK = self._targets(teacher.dino_head, dino_MD, temperature)
 
@@ -152,7 +150,6 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         dino, local_loss, global_loss = dino_loss(
             self._rows(class_SD), student.dino_head.prototypes.weight, dino_MK, batch.images, tau, self.policy
         )
-        seen = teacher_health(teacher_MC, dino_MK)
         del dino_MK  # N x K: freed before the targets of iBOT are computed
         ibot_NK = self._targets(teacher.ibot_head, ibot_ND, temperature)
         weights_N = patch_weights(batch.masks_MP, batch.hidden_N)
@@ -160,7 +157,7 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
             self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, weights_N, tau, self.policy
         )
         koleo = koleo_loss(global_MTC[:, 0], GLOBALS, train.group)
-        seen |= {"loss_local": local_loss, "loss_global": global_loss, "loss_ibot": ibot, "loss_koleo": koleo}
+        seen = {"loss_local": local_loss, "loss_global": global_loss, "loss_ibot": ibot, "loss_koleo": koleo}
         total = train.dino * dino + train.koleo * koleo + train.ibot * ibot
         self._seen.append({name: value.detach() for name, value in seen.items()})
         return total
@@ -195,16 +192,6 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         seen, self._seen = self._seen, []
         return {name: torch.stack([part[name] for part in seen]).mean() for name in seen[0]}
 
-    def warning(self, step: int, values: dict[str, float]) -> str | None:
-        """Return a warning when a collapse begins, once the warm-up is over."""
-        schedule = self.recipe.schedule
-        warm = step >= schedule.warmup_epochs * schedule.epoch_steps
-        prototypes = self.recipe.model.head.dino_prototypes
-        warning = collapse(values, GLOBALS * self.batches.micro_batch, prototypes) if warm else None
-        is_new = warning is not None and not self._has_collapsed
-        self._has_collapsed = warning is not None
-        return warning if is_new else None
-
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         with self.policy.autocast():
             accuracy = neighbour_accuracy(
@@ -216,8 +203,7 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
                 pads=self.policy.compiles,
                 stop_if_asked=stop_if_asked,
             )
-        values = {"validation_knn": accuracy}
-        return values | self.smoothing_of(self.model.teacher.backbone) if self.recipe.validation.smoothing else values
+        return {"validation_knn": accuracy}
 
     def plan_facts(self, batches: BatchPlan) -> PlanFacts:
         recipe, crops, patch = self.recipe, self.recipe.data.crops, self.recipe.model.patch

@@ -153,12 +153,12 @@ class TextSource(Source):
 
 
 class InitFrom(Section):
-    """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint.
+    """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`, a checkpoint of nanochat.
 
     A recipe may give the source alone. The stored recipe of a run has the sha256 too, which identifies the weights.
     """
 
-    source: Text  # `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint of nanochat
+    source: Text  # `run:NAME[@step|best]`, `timm:NAME`, a checkpoint of nanochat
     weights: Text | None = None  # a file that replaces timm's own weights
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the file with the weights
 
@@ -215,7 +215,6 @@ class ValidationSection(Section):
     """When the model is validated, and on what."""
 
     every: Count | None = None  # steps; the first and the last are always validated; null: only those
-    smoothing: bool = False  # also log how smooth the tokens of a few fixed sequences are
 
 
 class TextValidation(ValidationSection):

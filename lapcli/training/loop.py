@@ -123,15 +123,12 @@ class Loop:
         self.optimizers.step()
         self.optimizers.zero_grad()
         self.objective.after_step(step)
-        values = dict(zip(further, means[1 + len(norms) :], strict=True))
-        if warning := self.objective.warning(step, values):
-            self._warn(f"step {step + 1}: {warning}")
         return {
             "step": step + 1,
             "loss": mean_loss,
             "lr": self.optimizers.groups[0].lr * multiplier,
             "gradient_norm": gradient_norm,
-            **values,
+            **dict(zip(further, means[1 + len(norms) :], strict=True)),
         }
 
     def _batch(self, step: int, micro_step: int) -> Any:

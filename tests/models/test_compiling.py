@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models.compiling import compiled_once
-from lapcli.objectives.dino_monitoring import class_tokens
+from lapcli.objectives.neighbours import class_tokens
 from lapcli.runtime.ranks import World
 from lapcli.training.optimizers import Optimizers
 

@@ -77,16 +77,6 @@ def test_weights_that_do_not_fit_are_refused(weights, tmp_path):
         open_timm(f"timm:{NAME}", CPU, weights=tmp_path / "none.safetensors")
 
 
-def test_names():
-    for name, message in (
-        ("vit_tiny", "--model takes timm:NAME"),
-        ("timm:vit_tinny_patch16_224", "did you mean timm:vit_tiny_patch16_224?"),
-        ("timm:resnet18", "a plain ViT is needed"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            open_timm(name, CPU)
-
-
 def test_without_a_network_the_next_step_is_named():
     with pytest.raises(DataError, match=r"HF_HUB_OFFLINE is set.*--weights"):
         open_timm(f"timm:{NAME}", CPU)

@@ -19,7 +19,6 @@ from lapcli.objectives.loading import find_checkpoint as checkpoint_of
 from lapcli.objectives.loading import open_run
 from lapcli.objectives.nanochat import find_checkpoint, import_checkpoint, read_tokenizer, read_weights
 from lapcli.recipe import recipe_to_yaml
-from lapcli.recipe.schema import InitFrom
 from lapcli.runs import read_run
 from lapcli.runtime.errors import DataError, UsageError
 
@@ -124,19 +123,6 @@ def test_an_imported_run_computes_what_nanochat_computes(tmp_path, encoding, hea
     assert not list((tmp_path / "runs").glob(".*"))
 
 
-def test_a_run_begins_with_nanochats_weights(tmp_path, encoding):
-    """Without `lap import` before it; the tokenizer comes along."""
-    from lapcli.objectives.weights import open_weights
-
-    place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=2)
-    source = open_weights(InitFrom(source=str(place)), tmp_path)
-    tensors = source.read()
-    assert torch.equal(tensors["blocks.1.attn.k.weight"], state["transformer.h.1.attn.c_k.weight"])
-    assert torch.equal(tensors["head.weight"], state["lm_head.weight"][:VOCAB])
-    assert source.model["heads"] == HEADS
-    assert source.tokenizer().vocab_size == VOCAB
-
-
 def continued(text, source):
     """A recipe of the checkpoint's shape that begins with it, on another text."""
     shape = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "kv_heads": KV_HEADS, "context": CONTEXT}
@@ -226,7 +212,7 @@ class Hostile:
         return self.call, self.arguments
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+@pytest.mark.parametrize("protocol", [2, 5])
 def test_a_hostile_tokenizer_is_refused_and_runs_nothing(tmp_path, encoding, protocol):
     import os
 
@@ -332,8 +318,7 @@ def test_an_imported_chat_model_is_asked_in_the_words_that_it_was_fine_tuned_wit
 def test_commands_take_an_imported_run(tmp_path, encoding, shared_cache):
     base, _ = write_checkpoint(tmp_path, encoding, laplacian_heads=1)
     chat, _ = write_checkpoint(tmp_path, encoding, "chatsft_checkpoints", laplacian_heads=1, step=9)
-    runs, text = tmp_path / "runs", tmp_path / "text.txt"
-    text.write_text("It's the tea that won't stew. " * 400)
+    runs = tmp_path / "runs"
 
     def call(*arguments):
         return lap(*arguments, "--runs-dir", str(runs), cache=shared_cache)
@@ -346,22 +331,8 @@ def test_commands_take_an_imported_run(tmp_path, encoding, shared_cache):
     other = call("import", str(chat), "--to", "base")
     assert (other.returncode, "is another run" in other.stderr) == (2, True)
 
-    result = call("analyze", "cossim", "--run", "base")
-    assert result.returncode == 2
-    assert "what it was trained on is not known; name a text with --data" in result.stderr
-    for name in ("base", "chat"):
-        result = call("analyze", "cossim", "--run", name, "--data", str(text))
-        assert result.returncode == 0, result.stderr
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("tea " * 100)
-    result = call("eval", "--run", "base", "--tasks", "bpb", "--data", str(tmp_path / "texts"))
-    assert result.returncode == 0, result.stderr
-    assert call("eval", "--run", "base", "--tasks", "bpb").returncode == 2
     result = call("sample", "--run", "base", "--prompt", "tea", "--max-tokens", "3")
     assert result.returncode == 0, result.stderr
-    result = call("chat", "--run", "chat", "--prompt", "tea", "--max-tokens", "3")
-    assert result.returncode == 0, result.stderr
-    result = call("export", "--run", "chat", "--to", "safetensors")
-    assert result.returncode == 0, result.stderr
-    result = call("runs", "show", "base")
-    assert result.returncode == 0, result.stderr
+    result = call("analyze", "cossim", "--run", "base")
+    assert result.returncode == 2
+    assert "--data" in result.stderr

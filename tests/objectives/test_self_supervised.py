@@ -8,7 +8,6 @@ from objectives_support import build
 from support import ROOT, process
 
 from lapcli.objectives.dino_losses import sinkhorn_targets
-from lapcli.objectives.dino_monitoring import collapse, teacher_health
 from lapcli.recipe import RecipeError, load_recipe
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import UsageError
@@ -74,14 +73,6 @@ def test_a_group_cannot_be_cut():
         dino_recipe(train={"micro_batch": 2})
     with pytest.raises(UsageError, match="shared evenly"):
         objective(dino_recipe(), 0, 4)  # two groups, four processes
-
-
-def test_accumulation_is_said():
-    notes = objective(dino_recipe()).notes
-    assert "3 epochs of 2 steps" in notes[0]
-    assert "passes over 442 images" in notes[0]
-    assert "Sinkhorn-Knopp balances each one separately" in notes[1]
-    assert len(objective(dino_recipe(**WHOLE)).notes) == 1
 
 
 def test_two_processes_give_the_sinkhorn_and_the_loss_of_one(tmp_path):
@@ -169,53 +160,6 @@ def test_each_set_of_parameters_is_clipped_by_its_own_norm():
     assert sorted(known) == pytest.approx(sorted(norms.values()), rel=1e-5)
 
 
-def test_a_collapse_is_named_once_and_not_during_warm_up():
-    ours = objective(dino_recipe(**WHOLE))
-    with torch.no_grad():
-        for network in (ours.model.student, ours.model.teacher):
-            for block in network.backbone.blocks:
-                block.gamma_1.zero_()  # the class token sees no image
-    warnings = []
-    for step in (0, 2, 3):
-        ours.loss(ours.batch(step, 0))
-        values = {name: float(value) for name, value in ours.update_metrics().items()}
-        warnings.append(ours.warning(step, values))
-        assert values["feature_variance"] == pytest.approx(0, abs=1e-5)
-        assert values["teacher_entropy"] == pytest.approx(1, abs=1e-5)
-    assert warnings[0] is None
-    assert "collapse" in warnings[1]
-    assert warnings[2] is None
-
-
-def test_health_by_hand():
-    """Two orthogonal tokens: the mean has length sqrt(1/2). One target is uniform over 4, the other certain."""
-    tokens = torch.tensor([[3.0, 0.0], [0.0, 5.0]])
-    targets = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.0, 0.0, 1.0, 0.0]])
-    found = {name: float(value) for name, value in teacher_health(tokens, targets).items()}
-    assert found == pytest.approx({"teacher_entropy": 0.5, "prototypes_used": 1.0, "feature_variance": 0.5})
-    assert collapse(found, 2, 4) is None
-    assert "one prototype" in collapse({**found, "prototypes_used": 0.5}, 2, 4)
-    assert "uniform" in collapse({**found, "teacher_entropy": 1.0}, 2, 4)
-
-
-@pytest.mark.parametrize(("images", "prototypes"), [(7, 49), (49, 7), (49, 49)])
-def test_one_prototype_for_all_images_is_a_collapse_with_few_and_with_many_prototypes(images, prototypes):
-    tokens = torch.randn(images, 8, generator=torch.Generator().manual_seed(0))
-    for used in (1, 2):
-        targets = torch.full((images, prototypes), 0.1 / prototypes)
-        for image in range(images):
-            targets[image, image % used] = 0.9
-        values = {name: float(value) for name, value in teacher_health(tokens, targets).items()}
-        assert (collapse(values, images, prototypes) is not None) == (used == 1)
-
-
-@pytest.mark.parametrize("heads", [0, 1, 3, 5, 6])
-def test_the_five_recipes_differ_in_their_heads_alone(heads):
-    ours, base = load_recipe(ROOT / f"recipes/dino_vits_{heads}L.yaml"), load_recipe(ROOT / "recipes/dino_vits.yaml")
-    assert ours.model.laplacian_heads == heads
-    assert ours.model_copy(update={"model": base.model}) == base
-
-
 def test_the_recipe_is_the_papers_table():
     recipe = load_recipe(ROOT / "recipes/dino_vits.yaml")
     model, train, data, schedule = recipe.model, recipe.train, recipe.data, recipe.schedule
@@ -242,11 +186,8 @@ def test_the_recipe_is_the_papers_table():
     [
         ({"data": {"crops": {"global_size": 18}}}, "not a multiple of model.patch"),
         ({"data": {"masks": {"ratio": [0.01, 0.05]}}}, "hide no patch"),
-        ({"train": {"group": 1, "micro_batch": 8}}, "neighbours"),
-        ({"train": {"dino": 0, "ibot": 0}}, "nothing would be learned"),
         ({"model": {"width": 12}}, "multiple of 4"),
         ({"train": {"batch": 6}}, "which batch 6 and micro_batch 4 would cut"),
-        ({"data": {"crops": {"global_scale": [1.0, 0.3]}}}, "from the smaller"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(sections, words):

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 from dino_support import dino_recipe
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from lapcli.data.images.colours import ColourParameters
-from lapcli.data.images.crops import CropReader, block_mask, crop_kinds, deal_masks, draw, mask_counts
+from lapcli.data.images.crops import CropReader, crop_kinds, deal_masks, draw
 from lapcli.data.images.loader import Example
 from lapcli.data.images.sources import CELL, Photographs, open_images
 
@@ -85,32 +83,3 @@ def test_counts_of_the_papers_group():
     assert found == pytest.approx(sorted(expected), abs=1)  # the grid's points may round to either side
     assert np.mean(found[224:]) == pytest.approx(58.5, abs=0.1)
     assert found[-1] == 98
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(2, 14), st.integers(2, 14), st.floats(0.0, 0.9), st.integers(0, 10**6))
-def test_a_block_mask_has_exactly_its_count(rows, columns, share, seed):
-    count = int(share * rows * columns)
-    mask = block_mask((rows, columns), count, np.random.default_rng(seed))
-    assert mask.shape == (rows, columns)
-    assert int(mask.sum()) == count
-
-
-def test_masks_come_in_blocks():
-    """A masked patch has far more masked neighbours than one drawn alone would have (the share of all masked)."""
-    masks = [block_mask((14, 14), 60, np.random.default_rng(seed)) for seed in range(50)]
-    beside = np.mean([(m[:, 1:] & m[:, :-1]).sum() / m[:, :-1].sum() for m in masks])
-    assert beside > 0.6 > 2 * 60 / 196 - 0.05
-
-
-def test_the_key_is_all_that_matters():
-    first = deal_masks(20, **PAPER, key=(3, 7, 1))
-    np.random.seed(5)
-    assert np.array_equal(first, deal_masks(20, **PAPER, key=(3, 7, 1)))
-    for other in ((4, 7, 1), (3, 8, 1), (3, 7, 2)):
-        assert not np.array_equal(first, deal_masks(20, **PAPER, key=other))
-
-
-def test_counts_by_hand():
-    assert mask_counts(8, 100, 0.5, (0.1, 0.5)) == [20, 30, 40, 50]
-    assert mask_counts(1, 100, 0.5, (0.1, 0.5)) == []

@@ -101,8 +101,7 @@ class MaskedAutoencoder(Objective[AutoencoderRecipe]):
         transform = evaluation_transform(recipe.data, size)
         self._train = Reader(self.data.train, transform, size, recipe.seed)
         self._validation = Reader(self.data.validation, transform, size, None)
-        self.notes = self.data.notes(size)
-        return self.data.facts(size)
+        return {"data": self.data.description, "data_sha256": self.data.identity}
 
     def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
         train = self.recipe.train

@@ -1,15 +1,7 @@
-"""Monitoring of self-supervised training: k-NN accuracy on held-out images, and signs of a collapse.
+"""Validation of self-supervised training: k-nearest-neighbour accuracy of the teacher's class token, without fitting.
 
-The k-nearest-neighbour accuracy of the teacher's class token needs no fitting. A collapsed network gives the same
-output for every image; three numbers show it:
+Shapes: B images, N training and Q held-out images, C width."""
 
-    teacher_entropy     entropy of the targets of class tokens, as a share of ln K: 1 if every target is uniform
-    prototypes_used     prototypes that are the first choice of some image, as a share of the possible number
-    feature_variance    variance of the teacher's normalised class tokens, 1 - |mean|^2: 0 if all are one vector
-
-Shapes: B images, N training and Q held-out images, M class tokens, C width, K prototypes."""
-
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -105,41 +97,3 @@ def _spread(images: ImageSet, most: int) -> ImageSet:
     if len(images) <= most:
         return images
     return ImageSubset(images, np.linspace(0, len(images) - 1, most).astype(np.int64))
-
-
-#: Limits beyond which a collapse is reported. Targets of a healthy run are peaked, and its features differ.
-LEAST_VARIANCE = 1e-3
-MOST_ENTROPY = 0.999
-
-
-@torch.no_grad()
-def teacher_health(tokens_MC: Tensor, targets_MK: Tensor) -> dict[str, Tensor]:
-    """Compute the three numbers for the teacher's class tokens and their targets."""
-    M, K = targets_MK.shape
-    mean_C = F.normalize(tokens_MC.float(), dim=1).mean(0)
-    chunks = targets_MK.split(max(1, 2**22 // K))  # the entropy allocates a matrix of the size of its input
-    return {
-        "teacher_entropy": torch.stack([torch.special.entr(part).sum() for part in chunks]).sum() / (M * math.log(K)),
-        # Not torch.unique: the host would wait for the size of its result.
-        "prototypes_used": mean_C.new_zeros(K).index_fill_(0, targets_MK.argmax(1), 1.0).sum() / min(M, K),
-        "feature_variance": 1 - mean_C.square().sum(),
-    }
-
-
-def collapse(values: dict[str, float], images: int, prototypes: int) -> str | None:
-    """Return a warning about a collapse, or None. A single image cannot show one."""
-    if images < 2:
-        return None
-    if values["feature_variance"] < LEAST_VARIANCE:
-        return (
-            f"collapse: all class tokens point the same way (feature variance {values['feature_variance']:.1e}); "
-            "lower the learning rate or the teacher's momentum"
-        )
-    if values["teacher_entropy"] > MOST_ENTROPY:
-        return (
-            f"collapse: the teacher's targets are uniform (entropy {values['teacher_entropy']:.4f} of ln K); "
-            "lower the teacher's temperature or the learning rate"
-        )
-    if values["prototypes_used"] * min(images, prototypes) < 1.5:  # one, but for the rounding of its share
-        return "collapse: one prototype is the first choice of every image; raise train.sinkhorn_iterations"
-    return None
