@@ -9,12 +9,10 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from support import run_process, tiny_recipe, train_here
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.objectives.language_model import LanguageModel
-from lapcli.recipe import recipe_hash, recipe_to_dict
 from lapcli.runtime.devices import CUBLAS, INDUCTOR, prepare_determinism
 from lapcli.runtime.errors import LapError
 
@@ -72,27 +70,6 @@ def test_in_force_inside_a_step_and_off_while_sampling_and_afterwards(text, tmp_
     assert (os.environ.get(CUBLAS), os.environ.get(INDUCTOR)) == ((":4096:8", "1") if wanted else (None, None))
 
 
-def test_off_after_a_run_that_failed(text, tmp_path, monkeypatch):
-    before = settings()
-    monkeypatch.setattr(LanguageModel, "loss", lambda self, batch: torch.tensor(float("nan"), requires_grad=True))
-    with pytest.raises(LapError, match="loss is nan"):
-        train_here(tiny_recipe(text, **ON), tmp_path)
-    assert settings() == before
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_on_the_cpu_it_changes_no_bit(kinds, tmp_path, kind):
-    ends = []
-    for name, changes in (("off", OFF), ("on", ON)):
-        run = train_here(kinds[kind](**changes), tmp_path, name)
-        place = sorted(run.checkpoints.iterdir())[-1]
-        ends.append([load_file(place / file) for file in ("model.safetensors", "optimizer.safetensors")])
-    for one, other in zip(*ends, strict=True):
-        assert one.keys() == other.keys()
-        for name, tensor in one.items():
-            assert torch.equal(tensor.flatten().view(torch.uint8), other[name].flatten().view(torch.uint8)), name
-
-
 # Of the operations that `torch.use_deterministic_algorithms` says will throw on CUDA, the kernels by their names.
 REFUSED = (
     *("avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
@@ -119,12 +96,6 @@ def test_no_operation_of_any_kind_is_refused_on_cuda(kinds, tmp_path, kind):
     """Steps with their optimizers, and validations."""
     with _Refusing():
         assert train_here(kinds[kind](**OFF), tmp_path).is_finished
-
-
-def test_the_list_of_refused_operations_is_not_empty_talk():
-    x = torch.randn(1, 1, 4, 4, requires_grad=True)
-    with pytest.raises(AssertionError, match="upsample_bilinear2d_backward"), _Refusing():
-        torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear").sum().backward()
 
 
 # `lap` in a process of its own, which ends when something imports torch, and says what the environment was then.
@@ -172,14 +143,6 @@ def test_too_late_is_an_error(monkeypatch):
         prepare_determinism()
     monkeypatch.setenv(CUBLAS, ":16:8")
     prepare_determinism()
-
-
-def test_the_key_at_its_default_is_no_other_recipe(text):
-    plain, named = tiny_recipe(text), tiny_recipe(text, train={"deterministic": False})
-    assert plain.train.deterministic is False
-    assert recipe_to_dict(plain) == recipe_to_dict(named)
-    assert recipe_hash(plain) == recipe_hash(named)
-    assert recipe_hash(tiny_recipe(text, train={"deterministic": True})) != recipe_hash(plain)
 
 
 @pytest.mark.parametrize("process_threads", [1, 2])

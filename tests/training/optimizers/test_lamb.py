@@ -3,11 +3,9 @@
 import copy
 
 import torch
-from image_support import image_recipe
 from safetensors.torch import save_file
 from timm.optim.lamb import Lamb
 
-from lapcli.objectives.classification import Classification
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.training.optimizers import Optimizers
 
@@ -59,25 +57,6 @@ def test_it_is_timms_lamb_with_one_norm_over_all_groups():
         stock.step()
     for name in named:
         assert torch.equal(named[name], other[name])
-
-
-def test_no_clip_in_the_recipe_is_no_clipping():
-    """Against a limit that no gradient reaches; timm's own default is 1."""
-
-    def trained(clip):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 6)
-        model.no_weight_decay = set
-        objective = Classification(image_recipe(optimizer={"name": "lamb", "clip": clip}))
-        objective.model = model
-        optimizers = Optimizers(objective.parameter_groups())
-        for step in range(3):
-            set_gradients(dict(model.named_parameters()), step)
-            optimizers.step()
-        return model.weight.detach()
-
-    assert torch.equal(trained(None), trained(1e6))
-    assert not torch.equal(trained(None), trained(1.0))
 
 
 def test_the_state_survives_a_save(tmp_path):

@@ -91,24 +91,6 @@ def test_adamw_by_hand() -> None:
     torch.testing.assert_close(named["embed.weight"].double(), W, atol=1e-5, rtol=0)
 
 
-def test_learning_rate_of_nothing_moves_nothing() -> None:
-    named = parameters()
-    optimizers = optimizers_of(named)
-    optimizers.set_learning_rates(0.0)
-    for p in named.values():
-        p.grad = torch.ones_like(p)
-    optimizers.step()
-    for name, p in parameters().items():
-        assert torch.equal(named[name], p)
-
-
-def test_zero_grad_frees_the_gradients() -> None:
-    named = parameters()
-    optimizers = optimizers_of(named)
-    train(optimizers, named, range(1))
-    assert all(p.grad is None for p in named.values())
-
-
 def test_a_state_of_another_model_is_refused(tmp_path) -> None:
     optimizers = optimizers_of(parameters())
     state = {**optimizers.state(), "momentum/blocks.9.attn.q.weight": torch.zeros(2, 2)}
