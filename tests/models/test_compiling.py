@@ -73,17 +73,6 @@ def test_a_run_has_few_graphs_of_fixed_shapes(kind: str, graphs: Graphs, tmp_pat
     assert len(set(losses)) == len(losses)
 
 
-@torch._dynamo.config.patch(recompile_limit=1)
-def test_two_models_do_not_share_their_limit(graphs: Graphs, tmp_path) -> None:
-    """Runs one after the other in a process: the second is compiled although the first used the limit up."""
-    for layers in (1, 2):
-        model = build("language_model", tmp_path, compile=True).model
-        model.blocks = model.blocks[:layers]
-        tokens_BT = torch.zeros(2, 8, dtype=torch.long)
-        model.loss(tokens_BT, tokens_BT).backward()
-    assert len(graphs) == 3  # the blocks of each, and the loss that they share
-
-
 def test_padding_does_not_count(tmp_path) -> None:
     """Neither in accuracy and loss nor in the tokens that neighbours are looked for with."""
     alone = World(0, 1, torch.device("cpu"))
