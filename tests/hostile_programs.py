@@ -296,14 +296,8 @@ ATTACKS = [
         )
         for kind, value in {
             "decimal.Decimal": "E('1')",
-            "fractions.Fraction": "E(1, 2)",
-            "collections.deque": "E([1])",
-            "collections.OrderedDict": "E(a=1)",
-            "collections.Counter": "E('aab')",
             "collections.defaultdict": "E(lambda: E(), a=1)",
             "collections.namedtuple('point', 'x y')": "E(1, 2)",
-            "datetime.date": "E(2024, 2, 29)",
-            "complex": "E(1, 2)",
             "dict": "E(a=1).keys()",
             "collections.UserString": "E('x')",
         }.items()
@@ -366,21 +360,13 @@ ATTACKS = [
         for name, body in {
             "deep JSON": "b'{\"call\": 1, \"value\": ' + b'[' * 200000 + b']' * 200000 + b'}'",
             "a deep value": "b'{\"call\": 1, \"value\": ' + b'[\"list\", [' * 900 + b']]' * 900 + b'}'",
-            "a set of lists": "{'call': 1, 'value': ['set', [['list', []]]]}",
             "a number of a million digits": "b'{\"call\": 1, \"value\": ' + b'9' * 1000000 + b'}'",
             "something that is no JSON": "b'\\xff\\xfe\\0\\0'",
             "the wrong call": "{'call': 2, 'value': 1}",
             "too much": "{'call': 1, 'value': 1, 'passed': True}",
-            "an exception that is none": "{'call': 1, 'raised': [1, 2]}",
-            "an exception without a class": "{'call': 1, 'raised': [[], '']}",
-            "an exception of another kind": "{'call': 1, 'raised': [['ValueError', 1], '']}",
             "code for a field": "{'call': 1, 'value': ['namedtuple', ['p', ['x=print()'], [1]]]}",
-            "a field of Python's": "{'call': 1, 'value': ['namedtuple', ['p', ['__eq__'], [1]]]}",
             "a default of its own": "{'call': 1, 'value': ['defaultdict', ['eval', []]]}",
             "a number that is none": "{'call': 1, 'value': ['Decimal', '__import__(\"os\")']}",
-            "a fraction of nothing": "{'call': 1, 'value': ['Fraction', [1, 0]]}",
-            "a day that was not": "{'call': 1, 'value': ['date', '2023-02-29']}",
-            "a truth of its own": "{'call': 1, 'value': ['opaque', ['x', 'yes']]}",
             "an unknown kind": "{'call': 1, 'value': ['eval', '1']}",
         }.items()
     ),

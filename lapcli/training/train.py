@@ -95,7 +95,7 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> N
                 device=_device_name(world),
                 parameters=parameters,
                 flops_per_step=objective.flops_per_step,
-                **_current_plugins(recipe, run, console if world.is_main else None),
+                **({"plugins": plugins} if (plugins := plugins_of(recipe)) else {}),
                 **facts,
             )
             if world.is_main:
@@ -161,20 +161,6 @@ def _out_of_memory(error: Exception, recipe: BaseRecipe, objective: Objective[An
     key = f"stages.{stage}.train.micro_batch" if stage else "train.micro_batch"
     smaller = f"run the same command with --set {key}={size // 2}" if size > 1 else "use a smaller model or context"
     return LapError(f"micro-batches of {size} do not fit into the memory of the device ({reason}); {smaller}")
-
-
-def _current_plugins(recipe: BaseRecipe, run: Run, console: LogConsole | None) -> dict[str, Any]:
-    """Return the packages that the run uses, for `run.json`; warn about one whose version has changed."""
-    before = {(plugin["sort"], plugin["name"]): plugin["version"] for plugin in run.info.get("plugins", [])}
-    current = plugins_of(recipe)
-    for plugin in current:
-        old = before.get((plugin["sort"], plugin["name"]), plugin["version"])
-        if old != plugin["version"] and console is not None:
-            console.warn(
-                f"{run.path} was trained with {plugin['package']} {old} and is resumed with {plugin['version']}: "
-                "the results may differ"
-            )
-    return {"plugins": current} if current else {}
 
 
 @contextmanager

@@ -273,7 +273,7 @@ def test_weights_are_refused_by_another_plan_of_the_same_shapes(tmp_path) -> Non
     """Operators without parameters have the same tensors: only the metadata tells them apart."""
     plan, weights = str(head_plan({"laplacian": 3}, 3, H)), tmp_path / "model.safetensors"
     save_file(gpt({"laplacian": 3}).state_dict(), weights, metadata={"laplacian_heads": plan})
-    assert load_weights(weights, gpt({"laplacian": 3}), plan) == []
+    load_weights(weights, gpt({"laplacian": 3}), plan)
     for other in ({"laplacian": 2}, {"mix": 3}, {"mix": {"heads": 3, "alpha": 0.5}}):
         with pytest.raises(DataError, match="build it with the same heads"):
             load_weights(weights, gpt(other), str(head_plan(other, 3, H)))

@@ -8,7 +8,6 @@ from support import ROOT, run_main
 
 from lapcli.recipe import RecipeError, find_recipe, load_recipe, recipe_to_dict
 from lapcli.recipe.shipped import STARTERS, list_shipped, write_starter
-from lapcli.runtime.errors import UsageError
 
 
 def test_each_shipped_file_is_listed_with_a_line_and_its_kind():
@@ -58,14 +57,6 @@ def test_a_starter_is_the_shipped_recipe_with_its_own_comment(job, tmp_path):
     assert str(file) in command
     assert len([line for line in text.splitlines() if "#" in line]) >= 8  # the comments came along
     assert len(written) == (2 if job == "chat" else 1)
-
-
-def test_nothing_is_overwritten(tmp_path):
-    (tmp_path / "text.yaml").write_text("mine")
-    with pytest.raises(UsageError, match=r"text\.yaml already exists"):
-        write_starter("chat", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["text.yaml"]
-    assert (tmp_path / "text.yaml").read_text() == "mine"
 
 
 def test_the_commands(tmp_path, capsys, monkeypatch):

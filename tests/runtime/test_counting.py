@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from counting_support import Graphs, HostWaits, compiled_bytes
+from counting_support import HostWaits
 from traffic_support import Traffic
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -81,26 +81,3 @@ def test_bytes_of_eager_operations() -> None:
         with Traffic() as traffic:
             operation()
         assert traffic.bytes == pytest.approx(1000 * expected, abs=17), traffic.by_operation
-
-
-@pytest.mark.long
-def test_bytes_of_compiled_code() -> None:
-    """What is fused is read once; sums of columns need the sums of rows first, so their kernel reads all again."""
-    x = torch.rand(64, 2048)
-    for function, expected in (
-        (lambda x: (x * 2 + 1).relu(), 8),
-        (lambda x: (x / x.sum(1, keepdim=True)).sum(0), 8),
-    ):
-        compiled = torch.compile(function, dynamic=False)
-        assert compiled_bytes(lambda: compiled(x)) == pytest.approx(expected * x.numel(), rel=0.02)  # noqa: B023
-
-
-def test_graphs() -> None:
-    graphs = Graphs()
-    function = torch.compile(lambda x: x.sin() + 1, backend=graphs, dynamic=False)
-    assert torch.equal(function(torch.zeros(3)), torch.ones(3))
-    function(torch.zeros(3))
-    assert len(graphs) == 1
-    function(torch.zeros(4))
-    assert len(graphs) == 2
-    assert not graphs.symbolic

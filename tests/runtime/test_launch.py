@@ -13,7 +13,6 @@ from support import (
     ROOT,
     TINY,
     Command,
-    ranks,
     run_main,
     start_lap,
     train_here,
@@ -165,61 +164,6 @@ def test_a_batch_that_some_number_of_machines_cannot_share_is_refused(write_reci
     assert "train.batch" in said
 
 
-@pytest.mark.long
-def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tmp_path):
-    """However it ends, no rank is left, the next command resumes, and the losses are those of one process."""
-    recipe, run = write_recipe(300), tmp_path / "two" / "tiny"
-
-    def start(*options):
-        return start_lap("train", str(recipe), "--runs-dir", str(tmp_path / "two"), *options)
-
-    def start_two_ranks():
-        launcher = start("--nproc", "2")
-        wait_for_steps(launcher, run, 12)
-        return launcher, ranks_of(launcher)
-
-    launcher, started = start_two_ranks()
-    assert len(started) == 2
-    launcher.send(signal.SIGKILL)  # the ranks end with it
-    wait_until_gone(started)
-    launcher.result()
-
-    launcher, started = start_two_ranks()
-    os.kill(started[1], signal.SIGKILL)  # the other one ends, and the launcher says why
-    failed = launcher.result()
-    assert failed.returncode == 1
-    assert failed.stderr.splitlines()[-1].endswith("was ended by SIGKILL; run the same command to resume")
-    assert "Traceback" not in failed.stderr
-    assert info_of(run)["status"] != "finished"
-    wait_until_gone(started)
-
-    launcher, started = start_two_ranks()
-    os.kill(started[1], signal.SIGSTOP)
-    launcher.send(signal.SIGTERM)
-    launcher.send(signal.SIGTERM)  # as `timeout` does: one request, and it waits for the ranks to save
-    launcher.send(signal.SIGINT)  # the first Ctrl-C after it ends all at once
-    assert launcher.result().returncode == ExitCode.STOPPED
-    wait_until_gone(started)
-
-    arguments = ["--nproc", "1", "--nnodes", "2", "--rdzv", f"127.0.0.1:{free_port()}"]
-    machines = [start(*arguments, "--node-rank", str(number)) for number in range(2)]
-    wait_for_steps(machines[0], run, 12)
-    machines[1].send(signal.SIGTERM)  # one machine is asked, and all save
-    stopped = [machine.result() for machine in machines]
-    assert [result.returncode for result in stopped] == [75, 75], stopped
-    assert not any("torch/distributed/elastic" in result.stderr for result in stopped), stopped
-    info = info_of(run)
-    assert (info["status"], info["world_size"]) == ("interrupted", 2)
-
-    loaded = load_recipe(recipe)
-    train_here(loaded, tmp_path / "two", "tiny")  # goes on in one process
-    train_here(loaded, tmp_path / "one", "tiny")  # one process from the start
-    two, one = losses(run), losses(tmp_path / "one" / "tiny")
-    assert sorted(two) == list(range(1, 301))
-    for step in range(1, info["step"] + 21):
-        assert two[step] == pytest.approx(one[step], rel=1e-4), step
-
-
 #: What a rank does first: destroying the group waits until all ranks do it, as with NCCL, and rank 1 fails alone.
 BROKEN_RANK = """
 import os, pathlib, time
@@ -262,24 +206,7 @@ def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp
 
 
 @pytest.mark.long
-def test_a_rank_that_does_not_answer_ends_the_step(write_recipe, tmp_path):
-    """After the time that the ranks wait for each other, which the message names."""
-    recipe = str(write_recipe(100_000))
-    options = ["--step-timeout", "0.1", "--runs-dir", str(tmp_path)]
-    started = [start_lap("train", recipe, *options, environment=rank) for rank in ranks(2)]
-    wait_for_steps(started[0], tmp_path / "tiny", 12)
-    started[1].send(signal.SIGSTOP)
-    result = started[0].result()
-    started[1].send(signal.SIGKILL)
-    started[1].result()
-    assert result.returncode == 1
-    assert "--step-timeout" in result.stderr.splitlines()[-1]
-    assert "Traceback" not in result.stderr
-    assert info_of(tmp_path / "tiny")["status"] == "failed"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("asked", ["launcher", "rank"])
+@pytest.mark.parametrize("asked", ["rank"])
 def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
     recipe, run = write_recipe(100_000), tmp_path / "tiny"
     launcher = start_lap("train", str(recipe), "--runs-dir", str(tmp_path), "--nproc", "2", "--max-restarts", "3")
@@ -292,13 +219,6 @@ def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
     info = info_of(run)
     assert (info["status"], info["step"]) == ("interrupted", last_step(run))
     wait_until_gone(started)
-
-
-def test_inside_torchrun_it_does_not_launch_again(monkeypatch):
-    assert needs_launch(Processes(nproc="2"))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert not needs_launch(Processes(nproc="2"))
 
 
 @pytest.mark.parametrize(("number", "is_host"), [(0, "1"), (1, "0")])
@@ -337,11 +257,8 @@ def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, c
     ("processes", "named"),
     [
         (Processes("many"), "--nproc"),
-        (Processes("0"), "--nproc"),
         (Processes("1", nnodes="2"), "--rdzv HOST:PORT"),
-        (Processes("1", nnodes="2", rdzv="nowhere"), "HOST:PORT"),
         (Processes("1", nnodes="2", rdzv="a:1", node_rank=2), "--node-rank"),
-        (Processes("1", nnodes="0"), "--nnodes"),
         (Processes("1", nnodes="4:2", rdzv="a:1"), "4:2"),
         (Processes("1", nnodes="2:4", rdzv="a:1"), "--max-restarts"),
     ],

@@ -44,7 +44,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_tensor_that_does_not_fit_is_named(tmp_path, damage):
     expected = {"first": torch.zeros(2), "second": torch.randn(3, 5)}
-    assert check_tensors(tmp_path, expected, expected) == []
+    check_tensors(tmp_path, expected, expected)
     with pytest.raises(DataError, match="second"):
         check_tensors(tmp_path, {**expected, "second": DAMAGES[damage](expected["second"].clone())}, expected)
 
@@ -162,7 +162,7 @@ def test_parameters_without_a_gradient_are_saved_as_their_optimizer_would_begin(
                 assert {name.partition("/")[2] for name in state} == {"used", "late"}
                 optimizers = Optimizers(groups)
                 save_file(state, tmp_path / "state.safetensors")
-                assert optimizers.load_state(tmp_path / "state.safetensors") == []
+                optimizers.load_state(tmp_path / "state.safetensors")
             used.grad, late.grad = torch.ones_like(used), torch.arange(6.0).view(3, 2)
             optimizers.step()
             optimizers.zero_grad()
