@@ -195,7 +195,5 @@ class Chat(GPTObjective[ChatStageRecipe]):
         counts = count_stage(self.recipe)
         facts = self.token_facts(counts["steps"])
         if not self._packed:
-            context = self.recipe.model.context
-            longest = f"at most: rows are padded to the longest of a micro-batch, here to {context:,} tokens"
-            facts |= {"example": "conversations", "lines": {**facts["lines"], "length": longest}}
+            facts |= {"example": "conversations"}
         return PlanFacts(data=counts_as_text(self.recipe.stage, counts), **facts)

@@ -137,16 +137,11 @@ class Classification(ImageObjective[ClassificationRecipe]):
         steps = train.steps or (int((train.epochs or 0) * per_epoch) or None)
         images = None if steps is None else steps * train.batch
         tokens = (section.image // section.patch) ** 2 + 1
-        group = f"groups of {data.mixing.group or train.batch} images share a lambda" if data.mixing.is_on else "none"
         return PlanFacts(
             steps=steps,
             **self.image_facts(),
             read_seconds=seconds_to_read([section.image]),
             epochs=None if train.steps else train.epochs,
             keeps_best=True,
-            lines={
-                "tokens": f"{tokens} an image" + ("" if images is None else f", {images:,} images in all"),
-                "mixing": group,
-            },
             values={"images": images, "tokens_per_image": tokens},
         )

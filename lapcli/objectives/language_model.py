@@ -159,7 +159,6 @@ class GPTObjective(Objective[R]):
             "example": "sequences",
             "unit": "token",
             "units_per_example": self.recipe.model.context,
-            "lines": {"tokens": "-" if tokens is None else f"{tokens:,}"},
             "values": {"tokens_per_step": tokens_per_step, "tokens": tokens},
         }
 

@@ -22,9 +22,8 @@ from lapcli.data.images.colours import Recolouring
 from lapcli.data.images.crops import GLOBALS, BatchMasks, CropReader, mask_counts
 from lapcli.data.images.loader import ImageBatches, seconds_to_read
 from lapcli.data.images.sources import ImageData
-from lapcli.data.sources import known_images
 from lapcli.models import compiling
-from lapcli.models.dino_vit import DinoViT, Head, StudentTeacher, crop_flops
+from lapcli.models.dino_vit import Head, StudentTeacher, crop_flops
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
 from lapcli.objectives.image_objective import ImageObjective
 from lapcli.objectives.neighbours import neighbour_accuracy
@@ -72,7 +71,14 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         first = partial(self.batches.first, rank=world.rank)
         masks = BatchMasks((side, side), recipe.data, recipe.seed, train.group, self.batches.micro_batch, first)
         self.start_workers(CropReader(data.train, recipe.data, recipe.seed, masks))
-        self.notes = [epochs_in_words(recipe, len(data.train)), *accumulation_in_words(self.batches.accumulation)]
+        steps, per_epoch = recipe.steps, recipe.schedule.epoch_steps
+        passes = f"{steps * train.batch / len(data.train):.4g} passes over {len(data.train):,} images"
+        self.notes = [f"{steps:,} steps are {steps / per_epoch:.4g} epochs of {per_epoch:,} steps, and {passes}"]
+        if self.batches.accumulation > 1:
+            self.notes.append(
+                f"{self.batches.accumulation} micro-steps are accumulated: Sinkhorn-Knopp balances each one "
+                "separately, not the whole batch; masks and neighbours are the same"
+            )
 
     @property
     def flops_per_step(self) -> float:
@@ -209,21 +215,11 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         recipe, crops, patch = self.recipe, self.recipe.data.crops, self.recipe.model.patch
         global_tokens, local_tokens = ((size // patch) ** 2 + 1 for size in (crops.global_size, crops.local_size))
         tokens, images = GLOBALS * global_tokens + crops.locals * local_tokens, recipe.steps * recipe.train.batch
-        with torch.device("meta"):
-            parameters = sum(p.numel() for p in DinoViT(recipe.model).parameters())
-        length = [epochs_in_words(recipe, known_images(recipe.data.train))]
-        length += accumulation_in_words(batches.accumulation)
         return PlanFacts(
             steps=recipe.steps,
+            epochs=recipe.steps / recipe.schedule.epoch_steps,
             **self.image_facts(),
             read_seconds=seconds_to_read([crops.global_size] * GLOBALS + [crops.local_size] * crops.locals),
-            lines={
-                "tokens": f"{tokens} an image, {images:,} images in all",
-                "backbone": f"{parameters:,} parameters, student and teacher each",
-                "crops": f"{GLOBALS} of {crops.global_size} and {crops.locals} of {crops.local_size} pixels an image",
-                "groups": f"masks and neighbours of {recipe.train.group} images",
-                "length": "\n".join(length),
-            },
             values={"images": images, "tokens_per_image": tokens},
         )
 
@@ -232,24 +228,6 @@ def _patches(tokens_MTC: Tensor, places_N: Tensor) -> Tensor:
     """Select tokens of patches by their indices among all M P; each image has a class token before its P patches."""
     patches = tokens_MTC.shape[1] - 1
     return tokens_MTC.flatten(0, 1)[places_N + places_N // patches + 1]
-
-
-def epochs_in_words(recipe: SelfSupervisedRecipe, images: int | None) -> str:
-    """Describe both counts: a schedule's epoch is a number of steps, a pass goes once over the images."""
-    steps, per_epoch = recipe.steps, recipe.schedule.epoch_steps
-    text = f"{steps:,} steps are {steps / per_epoch:.4g} epochs of {per_epoch:,} steps"
-    if images:
-        text += f", and {steps * recipe.train.batch / images:.4g} passes over {images:,} images"
-    return text
-
-
-def accumulation_in_words(accumulation: int) -> list[str]:
-    if accumulation == 1:
-        return []
-    return [
-        f"{accumulation} micro-steps are accumulated: Sinkhorn-Knopp balances each one separately, not the whole "
-        "batch; masks and neighbours are the same"
-    ]
 
 
 def image_flops(recipe: SelfSupervisedRecipe) -> int:

@@ -2,7 +2,6 @@
 
     run:NAME[@step|best]     a run, finished or not; without a suffix its last checkpoint, as for the run's FOLDER
     timm:NAME                a stock ViT with its pretrained weights, or those of a file
-    FILE.pt, or its folder   a checkpoint of nanochat or of the author's fork
 
 Tensors are returned under our own names. No code is executed: only safetensors, JSON and pickles of tensors are read.
 A run that starts from weights stores their sha256 in its recipe, which identifies them. Only the weights are loaded;
@@ -25,7 +24,6 @@ from lapcli.checkpoint import check_tensors, read_tensors
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.heads.plan import HeadPlan, head_plan
 from lapcli.models.dino_vit import StudentTeacher
-from lapcli.objectives import nanochat
 from lapcli.objectives.loading import TIMM, build_timm, find_checkpoint, read_timm, timm_file
 from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.chat import ChatStageRecipe
@@ -39,6 +37,7 @@ REMEDY = "change the recipe's model, or start from other weights"
 _NETWORKS, _BACKBONES = ("student.", "teacher."), ("student.backbone.", "teacher.backbone.")
 _PATCHES = "patch_embed.proj.weight"
 _LAYER_SCALE = re.compile(r"\.(ls[12]\.gamma|gamma_[12])$")
+_SHOWN = 8  # names in a message
 _CLASSIFIER = ("head.weight", "head.bias")
 
 
@@ -66,8 +65,6 @@ def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
     path = Path(source).expanduser()
     if (path / INFO).is_file():
         return _of_run(named_run(runs_dir, str(path)), "last")
-    if path.suffix == ".pt" or any(path.glob("model_*.pt")) or any(path.glob("*/model_*.pt")):
-        return _of_nanochat(path)
     if path.exists():
         raise UsageError(f"{path} has no weights that lap can read; {_forms()}")
     near = f"; did you mean run:{source}?" if (runs_dir / source.partition("@")[0]).is_dir() else f"; {_forms()}"
@@ -75,7 +72,7 @@ def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
 
 
 def _forms() -> str:
-    return "weights come from run:NAME[@step|best], timm:NAME or a checkpoint of nanochat"
+    return "weights come from run:NAME[@step|best] or timm:NAME; `lap import` makes a run of nanochat's checkpoint"
 
 
 def _of_run(run: Run, which: str) -> Weights:
@@ -117,20 +114,6 @@ def _of_timm(name: str, weights: Path | None) -> Weights:
             "image": int(patches.img_size[0]),
             "patch": int(patches.patch_size[0]),
         },
-    )
-
-
-def _of_nanochat(path: Path) -> Weights:
-    checkpoint = nanochat.find_checkpoint(path)
-    tokenizer = nanochat.find_tokenizer(checkpoint.file)
-    return Weights(
-        shown=f"{checkpoint.file}, step {checkpoint.step}",
-        file=checkpoint.file,
-        sha256=sha256_of_file(checkpoint.file),
-        read=lambda: nanochat.read_weights(checkpoint),
-        plan=checkpoint.model.head_plan(),
-        model=checkpoint.model.model_dump(mode="json"),
-        tokenizer=None if tokenizer is None else (lambda: nanochat.read_tokenizer(tokenizer)),
     )
 
 
@@ -265,10 +248,16 @@ def fit_weights(source: Weights, model: nn.Module) -> list[str]:
     check_tensors(source.file, loaded, {target: expected[target] for target in loaded}, REMEDY)
     model.load_state_dict(loaded, strict=False)  # what is not loaded is named in the result
     if missing:
-        lines.append(f"not in the source, newly initialised: {nanochat.listed(missing)}")
+        lines.append(f"not in the source, newly initialised: {_listed(missing)}")
     if unused:
-        lines.append(f"in the source, not used: {nanochat.listed(unused)}")
+        lines.append(f"in the source, not used: {_listed(unused)}")
     return lines
+
+
+def _listed(names: list[str]) -> str:
+    """List the first names, and say how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _adapt_vit(tensors: dict[str, Tensor], expected: Mapping[str, Tensor], lines: list[str]) -> list[str]:

@@ -286,7 +286,6 @@ class TrainingPlan:
             **values,
             **dataclasses.asdict(self.batches),
             **facts,
-            "notes": dict(self.facts.lines),
             **self.facts.values,
         }
 
@@ -297,7 +296,6 @@ class TrainingPlan:
             *self._heads(),
             ("steps", self._steps()),
             ("batch", self._batch()),
-            *self.facts.lines.items(),
             ("learning rate", _rates(self.learning_rates)),
             ("FLOPs", flops + ("" if self.flops is None else f", {self.flops:.3e} in all")),
             ("memory", self._memory()),

@@ -153,12 +153,12 @@ class TextSource(Source):
 
 
 class InitFrom(Section):
-    """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`, a checkpoint of nanochat.
+    """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`.
 
     A recipe may give the source alone. The stored recipe of a run has the sha256 too, which identifies the weights.
     """
 
-    source: Text  # `run:NAME[@step|best]`, `timm:NAME`, a checkpoint of nanochat
+    source: Text  # `run:NAME[@step|best]`, `timm:NAME`
     weights: Text | None = None  # a file that replaces timm's own weights
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the file with the weights
 

@@ -51,9 +51,7 @@ class ViTModel(TransformerModel):
     patch: Size = 16  # pixels of a side
     classes: Annotated[Whole, Field(ge=2, le=10**6)] = 1000  # of the labels
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0  # probability that a block is skipped in training
-    drop_path_shape: Literal["uniform", "linear"] = "uniform"  # linear: from 0 in the first block, timm's own
     layer_scale: Positive | None = 1e-4  # null: no LayerScale; timm's own: 1e-6
-    class_token_std: Positive = 0.02  # timm's own: 1e-6
 
     @combination("image", "patch")
     def _patches_tile_the_image(self) -> str | None:
@@ -149,7 +147,6 @@ class CosineSchedule(Section):
     warmup_epochs: NonNegative = 0.0  # from start_lr to optimizer.lr
     start_lr: NonNegative = 0.0  # at the first step
     final_lr: NonNegative = 0.0  # at the end
-    update: Literal["step", "epoch"] = "step"  # epoch: as in the DeiT repository, which lags by one
 
 
 class ImageValidation(ValidationSection):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from harness_support import evaluated, make_run, samples_of, write_benchmarks
 from safetensors.torch import load_file
-from support import lap, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
+from support import lap, run_main, tiny_chat_recipe
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN
 from lapcli.objectives.loading import find_checkpoint as checkpoint_of
@@ -123,14 +123,6 @@ def test_an_imported_run_computes_what_nanochat_computes(tmp_path, encoding, hea
     assert not list((tmp_path / "runs").glob(".*"))
 
 
-def continued(text, source):
-    """A recipe of the checkpoint's shape that begins with it, on another text."""
-    shape = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "kv_heads": KV_HEADS, "context": CONTEXT}
-    model = {**shape, "laplacian_heads": 2, "rotary_precision": "bf16"}
-    train = {"steps": 3, "batch": 4, "micro_batch": 4, "init_from": {"source": source}}
-    return tiny_recipe(text, model=model, tokenizer={"vocab": VOCAB}, train=train)
-
-
 def same_weights(one, other):
     """The files differ: each names its recipe, and these begin with different files."""
     first, second = (load_file(checkpoint_of(read_run(run.path), "last").weights) for run in (one, other))
@@ -138,51 +130,19 @@ def same_weights(one, other):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_whole_training_begins_with_a_checkpoint_directly_or_imported(tmp_path, encoding):
-    """The loss of the first step is nanochat's own on that batch, and both ways end at the same bits."""
-    from lapcli.objectives.language_model import LanguageModel
-    from lapcli.objectives.weights import InitialWeights
-    from lapcli.runtime.ranks import World
-
-    place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=2)
-    text, runs = write_text(tmp_path / "text.txt"), tmp_path / "runs"
-    import_checkpoint(place, runs, "theirs")
-    log = io.StringIO()
-    direct = train_here(continued(text, str(place)), runs, "direct", log)
-    imported = train_here(continued(text, "run:theirs"), runs, "imported")
-    assert "starts from" in log.getvalue()
-    assert "step 7" in log.getvalue()
-    same_weights(direct, imported)
-    assert read_run(direct.path).info["tokenizer_sha256"] == read_run(imported.path).info["tokenizer_sha256"]
-
-    recipe = read_run(direct.path).recipe
-    objective, run = LanguageModel(recipe), read_run(direct.path)
-    objective.prepare(World(0, 1, torch.device("cpu")), run, InitialWeights.of(recipe, run))
-    tokens, targets = objective.batch(0, 0)
-    logits = nanochat_logits(state, tokens, [2] * LAYERS)
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), ignore_index=-1)
-    first = next(line for line in map(json.loads, direct.metrics.read_text().splitlines()) if "loss" in line)
-    assert first["step"] == 1
-    assert first["loss"] == pytest.approx(float(expected), abs=1e-4)
-
-
-def test_sft_starts_from_a_checkpoint_directly_or_imported(tmp_path, encoding, capsys):
+def test_sft_starts_from_an_imported_checkpoint(tmp_path, encoding, capsys):
     place, _ = write_checkpoint(tmp_path, encoding, laplacian_heads=[0, 1, 4])
     import_checkpoint(place, tmp_path / "runs", "theirs")
     stages = tiny_chat_recipe(tmp_path, midtrain={"train": {"steps": 2}}, sft={"train": {"steps": 2}})
     (tmp_path / "chat.yaml").write_text(recipe_to_yaml(stages))
     command = ["sft", str(tmp_path / "chat.yaml"), "--runs-dir", str(tmp_path / "runs")]
-    code, _, err = run_main(capsys, *command, "--init-from", str(place))
-    assert (code, "with --name" in err) == (2, True)
-    for name, start in (("direct", ["--init-from", str(place)]), ("imported", ["--run", "theirs"])):
-        code, _, err = run_main(capsys, *command, *start, "--name", name)
-        assert code == 0, err
-    direct, imported = (read_run(tmp_path / "runs" / f"{name}-sft") for name in ("direct", "imported"))
-    same_weights(direct, imported)
-    assert direct.recipe.model.head_plan().per_layer == (0, 1, 4)
-    assert direct.recipe.model.rotary_precision == "bf16"
+    code, _, err = run_main(capsys, *command, "--run", "theirs", "--name", "imported")
+    assert code == 0, err
+    imported = read_run(tmp_path / "runs" / "imported-sft")
+    assert imported.recipe.model.head_plan().per_layer == (0, 1, 4)
+    assert imported.recipe.model.rotary_precision == "bf16"
     asked = ["--prompt", "tea", "--max-tokens", "3"]
-    code, _, err = run_main(capsys, "chat", "--run", "direct-sft", *asked, "--runs-dir", str(tmp_path / "runs"))
+    code, _, err = run_main(capsys, "chat", "--run", "imported-sft", *asked, "--runs-dir", str(tmp_path / "runs"))
     assert code == 0, err
 
 
