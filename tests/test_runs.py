@@ -2,7 +2,6 @@
 
 import io
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -126,37 +125,6 @@ def test_a_killed_run_is_interrupted_and_can_be_opened(recipe, tmp_path):
     unlock(again)
 
 
-def _open_at_once(barrier, answers, runs, recipe):
-    barrier.wait()
-    run = None
-    try:
-        run = open_run(runs, "run", recipe)
-        answers.put("opened")
-    except LapError as error:
-        answers.put(str(error))
-    except BaseException as error:
-        answers.put(f"not a sentence: {error!r}")
-    barrier.wait()  # until all have tried
-    if run is not None:
-        unlock(run)
-
-
-@pytest.mark.long
-def test_of_several_starts_of_one_new_name_one_trains_it(recipe, tmp_path):
-    fork = multiprocessing.get_context("fork")
-    for attempt in range(6):
-        barrier, answers = fork.Barrier(3), fork.Queue()
-        runs = tmp_path / f"runs-{attempt}"
-        children = [fork.Process(target=_open_at_once, args=(barrier, answers, runs, recipe)) for _ in range(3)]
-        for child in children:
-            child.start()
-        said = sorted(answers.get() for _ in children)
-        for child in children:
-            child.join()
-        assert said.count("opened") == 1, said
-        assert sum("another process" in text for text in said) == 2, said
-
-
 def test_a_run_folder_that_goes_away_under_training_is_one_sentence(recipe, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
 
@@ -218,16 +186,6 @@ def test_a_comment_or_an_edit_in_recipe_yaml_does_not_matter(interrupted, killed
     assert "edited (train.batch)" in log.getvalue()
 
 
-@pytest.mark.parametrize("file", ["metrics.jsonl"])
-def test_a_missing_text_file_does_not_end_a_run(interrupted, killed, file):
-    _, recipe, (weights, _) = interrupted
-    (killed / file).unlink()
-    log = io.StringIO()
-    train_here(recipe, killed.parent, log=log)
-    assert result(killed)[0] == weights
-    assert file in log.getvalue()
-
-
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [
@@ -285,17 +243,6 @@ def test_a_start_that_fails_before_the_first_step_leaves_no_run(tmp_path, capsys
     code, _, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(runs))
     assert (code, err.count("lap: ")) == (2, 1), err
     assert not runs.exists() or list(runs.iterdir()) == []
-
-
-def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_again(interrupted, killed):
-    _, recipe, (weights, _) = interrupted
-    info = json.loads((killed / "run.json").read_text())
-    (killed / "run.json").write_text(json.dumps({**info, "step": 2}))  # it was killed before it had noted the step
-    shutil.rmtree(killed / "checkpoints")
-    log = io.StringIO()
-    train_here(recipe, killed.parent, log=log)
-    assert "starts again from step 0" in log.getvalue()
-    assert result(killed)[0] == weights
 
 
 # --fresh

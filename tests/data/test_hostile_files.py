@@ -98,8 +98,6 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
         "parquet": ("f.parquet", table.getvalue(), documents),
         "jsonl": ("f.jsonl", lines, documents),
         "text": ("f.txt", "some text\r\nof some lines ☃\n".encode() * 9, documents),
-        "csv": ("f.csv", b'a,"b\nc",d\n' * 9, lambda path: consume(read_rows(path))),
-        "json": ("f.json", json.dumps([turns] * 3).encode(), lambda path: consume(read_rows(path))),
         "chat": ("f.jsonl", (json.dumps(turns) + "\n").encode() * 9, conversations),
         "tokenizer": ("f.json", (folder / "good.json").read_bytes(), Tokenizer.from_file),
         "safetensors": ("f.safetensors", save({"a": np.ones((4, 4), np.float32), "b": np.ones(3)}), read_tensors),
@@ -111,7 +109,7 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
 
 
 FORMS = ("PNG", "JPEG", "TIFF")
-READERS = ["parquet", "jsonl", "text", "csv", "json", "chat", "tokenizer", "safetensors", "run.json", "state.json"]
+READERS = ["parquet", "jsonl", "text", "chat", "tokenizer", "safetensors", "run.json", "state.json"]
 READERS += ["ade20k", *FORMS]
 
 

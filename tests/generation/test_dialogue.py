@@ -51,10 +51,6 @@ def test_calls_of_the_calculator_are_shown(tokenizer):
     assert transcript([*call, ord("!")], tokenizer) == "[calculator: 6*7]!"  # not understood: it has no result
 
 
-def test_nothing_steers_the_terminal(tokenizer):
-    assert transcript(tokenizer.encode("\x1b[2Ja\tb\nc\x9b\x07"), tokenizer) == "\ufffd[2Ja\tb\nc\ufffd\ufffd"
-
-
 def test_the_prompt_holds_what_was_said(model, tokenizer, monkeypatch):
     dialogue = Dialogue(model, tokenizer, Sampling(4, 1.0))
     prompts = []

@@ -280,15 +280,3 @@ def test_parts_of_2026_are_the_formula():
     cache = KVCache(model.config, 2, 7, torch.float64, "cpu")
     steps = torch.cat([model(tokens[:, t : t + 1], cache) for t in range(7)], 1)
     torch.testing.assert_close(steps, expected)
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_of_2026_leaves_the_other_weights_as_they_are(part):
-    shape = {"layers": 2, "heads": 2, "width": 16, "vocab": 40, "context": 16}
-    plain, other = (GPT(GPTConfig(**shape, **more), is_drawn=False) for more in ({}, {part: True}))
-    for model in (plain, other):
-        model.initialise(torch.Generator().manual_seed(0))
-    assert other.state_dict().keys() > plain.state_dict().keys()
-    for name, weight in plain.state_dict().items():
-        assert torch.equal(weight, other.state_dict()[name])
-    assert plain.matrix_parameters() == 2 * 12 * 16**2 + 40 * 16

@@ -1,7 +1,6 @@
 """The classification objective: groups, losses, precision, and batches that cannot be shared."""
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 import torch
@@ -90,27 +89,6 @@ def test_accumulation_keeps_the_global_batch(data):
 def test_what_cannot_go_together_is_refused(sections, message):
     with pytest.raises(RecipeError, match=message):
         image_recipe(**sections)
-
-
-def test_no_image_is_decoded_twice(data):
-    """Over all processes of a step, mixing included, as many images are opened as the batch has."""
-    opened = []
-
-    class Counted(type(data.train)):
-        def __init__(self, inner):
-            self.__dict__.update(inner.__dict__)
-
-        def image(self, index):
-            opened.append(index)
-            return super().image(index)
-
-    counted = replace(data, train=Counted(data.train))
-    recipe = image_recipe(train={"micro_batch": 4})
-    for rank in range(2):
-        objective = built(Classification, recipe, counted, World(rank, 2, torch.device("cpu")))
-        for micro_step in range(objective.batches.accumulation):
-            objective.batch(2, micro_step)
-    assert len(opened) == len(set(opened)) == 16
 
 
 def test_a_warmup_that_does_not_fit_into_the_steps_is_refused_before_the_first(data, tmp_path):

@@ -11,7 +11,7 @@ from dino_support import dino_recipe
 from export_support import dino_run, gpt_run, vit_run
 from image_support import image_recipe
 from safetensors.torch import load_file, save_file
-from support import exit_code, lap, ranks, start_child, tiny_recipe, train_here, write_text
+from support import lap, tiny_recipe, train_here, write_text
 
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.models.vit import build_vit
@@ -96,43 +96,6 @@ def test_a_resume_does_not_read_the_source_and_ends_at_the_same_bits(tmp_path, s
     assert read_run(cut.path).recipe == read_run(whole.path).recipe
     with pytest.raises(UsageError, match="there is no run source"):
         train_here(recipe, runs, "third")
-
-
-def keep_first_weights(file):
-    """In a child: what its model holds before any process has told another anything about weights."""
-    from lapcli.training.loop import Loop
-
-    construct = Loop.__init__
-
-    def constructing(self, objective, *arguments):
-        save_file(objective.model.state_dict(), file)
-        construct(self, objective, *arguments)
-
-    Loop.__init__ = constructing
-
-
-def test_two_processes_begin_with_the_weights_of_one(tmp_path, source, shared_cache):
-    """To the bit, in both ranks, with a third layer that the source does not have and the seed draws."""
-    recipe = continuing(tmp_path, "run:source")
-    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"layers": 3})})
-    kept = {}
-    for size in (1, 2):
-        runs, files = tmp_path / f"runs-{size}", [tmp_path / f"{rank}-of-{size}" for rank in range(size)]
-        shutil.copytree(source.path, runs / "source")
-        children = [
-            start_child(recipe, runs, shared_cache, keep_first_weights, file, environment=rank)
-            for file, rank in zip(files, ranks(size), strict=True)
-        ]
-        assert [exit_code(child) for child in children] == [0] * size
-        kept |= {file.name: load_file(file) for file in files}
-    given = load_file(source.checkpoints / "step-000001/model.safetensors")
-    for name, tensor in kept["0-of-1"].items():
-        assert torch.equal(tensor, kept["0-of-2"][name])
-        assert torch.equal(tensor, kept["1-of-2"][name])
-        assert torch.equal(tensor, given.get(name, tensor))
-    assert kept["0-of-1"].keys() > given.keys()
-    one, two = (read_run(tmp_path / f"runs-{size}" / "run").info for size in (1, 2))
-    assert (one["world_size"], two["world_size"]) == (1, 2)
 
 
 def test_wrong_shapes_an_empty_intersection_and_another_vocabulary_are_refused(tmp_path, source):

@@ -11,16 +11,15 @@ import tiktoken
 import torch
 import torch.nn.functional as F
 from harness_support import evaluated, make_run, samples_of, write_benchmarks
-from safetensors.torch import load_file
 from support import lap, run_main, tiny_chat_recipe
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN
 from lapcli.objectives.loading import find_checkpoint as checkpoint_of
 from lapcli.objectives.loading import open_run
-from lapcli.objectives.nanochat import find_checkpoint, import_checkpoint, read_tokenizer, read_weights
+from lapcli.objectives.nanochat import import_checkpoint, read_tokenizer
 from lapcli.recipe import recipe_to_yaml
 from lapcli.runs import read_run
-from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.errors import DataError
 
 TEXTS = [
     "It's the tea that won't stew. 12345 你好\r\n\n  naïve\tUBER-graph",
@@ -123,13 +122,6 @@ def test_an_imported_run_computes_what_nanochat_computes(tmp_path, encoding, hea
     assert not list((tmp_path / "runs").glob(".*"))
 
 
-def same_weights(one, other):
-    """The files differ: each names its recipe, and these begin with different files."""
-    first, second = (load_file(checkpoint_of(read_run(run.path), "last").weights) for run in (one, other))
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_sft_starts_from_an_imported_checkpoint(tmp_path, encoding, capsys):
     place, _ = write_checkpoint(tmp_path, encoding, laplacian_heads=[0, 1, 4])
     import_checkpoint(place, tmp_path / "runs", "theirs")
@@ -229,26 +221,6 @@ def test_the_architecture_of_2026_is_refused_by_its_tensors_and_by_its_settings(
     with pytest.raises(DataError, match=r"in model_config: use_ve, window_pattern; .* by 1\.2 .*; name a"):
         import_checkpoint(place, tmp_path / "runs", "x")
     assert not (tmp_path / "runs").exists()
-
-
-def test_what_is_missing_or_does_not_fit_is_named(tmp_path, encoding):
-    place, _ = write_checkpoint(tmp_path, encoding, laplacian_heads=[0, 9, 0])
-    with pytest.raises(DataError, match="does not describe a GPT: laplacian_heads"):
-        find_checkpoint(place)
-    with pytest.raises(UsageError, match="name one of its folders: d3"):
-        find_checkpoint(place.parent)
-    place, _ = write_checkpoint(tmp_path / "b", encoding)
-    (tmp_path / "b" / "tokenizer" / "tokenizer.pkl").unlink()
-    with pytest.raises(UsageError, match="name it with --tokenizer"):
-        import_checkpoint(place, tmp_path / "runs", "x")
-    (place / "meta_000007.json").unlink()
-    with pytest.raises(DataError, match=r"meta_000007\.json, which says how the model is built"):
-        find_checkpoint(place)
-    place, _ = write_checkpoint(tmp_path / "c", encoding)
-    state = read_weights(find_checkpoint(place))
-    torch.save({"transformer.wte.weight": state["embed.weight"]}, place / "model_000007.pt")
-    with pytest.raises(DataError, match="is missing from it"):
-        import_checkpoint(place, tmp_path / "runs", "x")
 
 
 def test_an_imported_chat_model_is_asked_in_the_words_that_it_was_fine_tuned_with(tmp_path, encoding):

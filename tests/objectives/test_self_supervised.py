@@ -40,16 +40,6 @@ def test_masks_and_crops_of_a_group_do_not_depend_on_the_world(processes, micro_
     assert not torch.equal(one[0][0], one[1][0])
 
 
-def test_workers_change_neither_batches_nor_validation():
-    alone, helped = (objective(dino_recipe(data={"workers": workers})) for workers in (0, 2))
-    for step, micro_step in ((1, 0), (1, 1), (0, 1)):  # the last one was not foreseen
-        one, other = alone.batch(step, micro_step), helped.batch(step, micro_step)
-        assert torch.equal(one.global_MCHW, other.global_MCHW)
-        assert torch.equal(one.local_LCHW, other.local_LCHW)
-    assert alone.validate(lambda: False) == helped.validate(lambda: False)
-    helped.close()
-
-
 @pytest.mark.parametrize("stream", ["bf16", "float32"])
 def test_the_stream_of_student_and_teacher_has_the_precision_of_the_recipe(stream, tmp_path):
     """On real bf16: every block's output is in it, and the loss differs from float32 by bf16's rounding alone."""

@@ -8,7 +8,6 @@ from lapcli.planning import plan_training
 from lapcli.recipe import RecipeError, load_recipe, recipe_to_dict
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
-HEADS = (0, 3, 6, 9, 11, 12)
 # Rows of the table: CIFAR-10, CIFAR-100, ImageNet.
 TABLE = {
     "train.loss": ("cross_entropy", "cross_entropy", "binary_cross_entropy"),

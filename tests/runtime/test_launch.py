@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from unittest.mock import patch
 
 import pytest
@@ -16,7 +15,6 @@ from support import (
     run_main,
     start_lap,
     train_here,
-    wait_until,
     write_text,
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -66,53 +64,12 @@ def wait_for_steps(command: Command, run, count: int) -> None:
     command.wait_for(lambda: last_step(run) >= target)
 
 
-def ranks_of(launcher: Command) -> list[int]:
-    """The processes that it started, the oldest first."""
-    rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    return sorted(int(row.split()[0]) for row in rows.splitlines() if int(row.split()[1]) == launcher.child.pid)
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    """A zombie has ended too: it waits for whoever inherited it."""
-
-    def states() -> list[str]:
-        shown = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(map(str, pids))], capture_output=True, text=True)
-        return shown.stdout.split()
-
-    wait_until(lambda: all(state.startswith("Z") for state in states()), states)
-
-
 def info_of(run):
     return json.loads((run / "run.json").read_text())
 
 
 def losses(run):
     return {line["step"]: line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line}
-
-
-@pytest.mark.long
-def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path):
-    """Their launchers count restarts by themselves, and meet again all the same; the run is finished.
-
-    An old run of that name is moved aside once, not again by the start after the loss.
-    """
-    recipe = write_recipe(60)
-    unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
-    arguments = ["--nnodes", "2", "--rdzv", f"127.0.0.1:{free_port()}", "--max-restarts", "1", "--fresh"]
-    machines = [
-        start_lap("train", str(recipe), "--nproc", "1", "--runs-dir", str(tmp_path), *arguments) for _ in range(2)
-    ]
-    run = tmp_path / "tiny"
-    wait_for_steps(machines[0], run, 12)
-    assert (tmp_path / "tiny.old-1").is_dir()
-    os.kill(ranks_of(machines[1])[0], signal.SIGKILL)
-    results = [machine.result() for machine in machines]
-    assert [result.returncode for result in results] == [0, 0], results
-    said = "".join(result.stderr for result in results)
-    assert said.count("resuming from") == 1
-    assert (info_of(run)["status"], info_of(run)["world_size"]) == ("finished", 2)
-    assert sorted(losses(run)) == list(range(1, 61))
-    assert not (tmp_path / "tiny.old-2").exists()
 
 
 @pytest.mark.long
@@ -203,22 +160,6 @@ def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp
     assert failed.returncode == 1, failed
     assert failed.stderr.count("RuntimeError: it is broken here") == 1
     assert failed.stderr.count("Traceback") == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("asked", ["rank"])
-def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
-    recipe, run = write_recipe(100_000), tmp_path / "tiny"
-    launcher = start_lap("train", str(recipe), "--runs-dir", str(tmp_path), "--nproc", "2", "--max-restarts", "3")
-    wait_for_steps(launcher, run, 12)
-    started = ranks_of(launcher)
-    os.kill(launcher.child.pid if asked == "launcher" else started[1], signal.SIGTERM)
-    stopped = launcher.result()
-    assert stopped.returncode == 75, stopped
-    assert stopped.stderr.count("saved. Run the same command to resume") == 1
-    info = info_of(run)
-    assert (info["status"], info["step"]) == ("interrupted", last_step(run))
-    wait_until_gone(started)
 
 
 @pytest.mark.parametrize(("number", "is_host"), [(0, "1"), (1, "0")])

@@ -13,8 +13,7 @@ from support import run_process, tiny_recipe, train_here
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.objectives.language_model import LanguageModel
-from lapcli.runtime.devices import CUBLAS, INDUCTOR, prepare_determinism
-from lapcli.runtime.errors import LapError
+from lapcli.runtime.devices import CUBLAS, INDUCTOR
 
 ON = {"train": {"steps": 2, "deterministic": True}}
 OFF = {"train": {"steps": 2}}
@@ -135,26 +134,3 @@ def test_the_environment_is_set_before_torch_is_imported_and_so_before_cuda(base
     stages = ["sft", "recipes/chat_quickstart.yaml", "--runs-dir", str(base.path.parent)]
     some = ["--set", "stages.sft.train.deterministic=true"]
     assert environment_when_torch_comes(*stages, *some) == ":4096:8 1"
-
-
-def test_too_late_is_an_error(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(LapError, match=f"{CUBLAS}=:4096:8 before CUDA starts"):
-        prepare_determinism()
-    monkeypatch.setenv(CUBLAS, ":16:8")
-    prepare_determinism()
-
-
-@pytest.mark.parametrize("process_threads", [1, 2])
-def test_threads_do_not_depend_on_what_the_process_has_set(text, tmp_path, monkeypatch, process_threads):
-    """MKL rounds batched matmuls by its number of threads on some CPUs: a training after another one in the same
-    process (a notebook) got the other's threads, and other last bits."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(process_threads)
-        run = train_here(tiny_recipe(text, train={"steps": 1, "threads": None}), tmp_path)
-        assert run.info["threads"] == 2
-        assert torch.get_num_threads() == process_threads
-    finally:
-        torch.set_num_threads(before)

@@ -32,7 +32,7 @@ def never(*arguments, **options):
     raise AssertionError("a step was taken")
 
 
-@pytest.mark.parametrize("kind", ["language_model", "chat"])
+@pytest.mark.parametrize("kind", ["language_model"])
 def test_samples_beyond_the_positions_are_refused_before_the_first_step(kinds, tmp_path, monkeypatch, kind):
     from lapcli.training.loop import Loop
 

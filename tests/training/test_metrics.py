@@ -40,14 +40,6 @@ def test_the_last_step_is_found_before_a_long_validation(log):
     assert last_step_metrics(log.path) == {"step": 5, "loss": 0.2}
 
 
-def test_lost_metrics_are_reported(tmp_path):
-    said = []
-    assert MetricsLog(tmp_path / "metrics.jsonl").resume(0, pytest.fail) == []
-    assert MetricsLog(tmp_path / "metrics.jsonl").resume(10, said.append) == []
-    assert "step 10" in said[0]
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
 def test_times_do_not_enter_the_summary(tmp_path):
     """What a run reports is the same whether or not it was interrupted."""
     run = train_here(tiny_recipe(write_text(tmp_path / "text.txt"), train={"steps": 1}), tmp_path / "runs")

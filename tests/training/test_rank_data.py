@@ -1,10 +1,9 @@
 """Ranks train together only on the same data: two machines may have different copies of a file."""
 
-import json
 import shutil
 
 import pytest
-from support import ranks, start_lap, tiny_chat_recipe, tiny_recipe, train_here, write_text
+from support import ranks, start_lap, tiny_recipe, write_text
 
 from lapcli.recipe import recipe_to_yaml
 
@@ -32,13 +31,6 @@ def other_text(home):
     text.write_text(text.read_text().replace("cat", "cow"))
 
 
-def write_chats(home, words):
-    rows = [
-        [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": f"{words} {n}"}] for n in range(40)
-    ]
-    (home / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def refused(results, words):
     for result in results:
         assert result.returncode == 2, result.stderr
@@ -61,30 +53,6 @@ def test_other_text_is_refused_and_the_same_text_is_trained_on(homes, tmp_path):
     shutil.copy(homes[0] / "text.txt", homes[1])
     for result in start_ranks("train", [recipe] * 2, homes, tmp_path / "runs", caches):
         assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.long
-def test_other_conversations_are_refused(homes, tmp_path, shared_cache):
-    text = write_text(tmp_path / "text.txt")
-    train_here(tiny_recipe(text, train={"steps": 1}, validation={"tokens": 64, "prompts": []}), tmp_path / "runs")
-    for home in homes:
-        write_chats(home, "yes")
-    (homes[0] / "held.jsonl").write_text((homes[0] / "chats.jsonl").read_text())
-    (homes[1] / "held.jsonl").write_text((homes[0] / "chats.jsonl").read_text())
-    write_chats(tmp_path, "no")
-    shutil.copy(tmp_path / "chats.jsonl", homes[1] / "chats.jsonl")
-    data_sets = {
-        name: [{"name": "chats", "format": "conversations", "source": f"~/{name}.jsonl"}] for name in ("chats", "held")
-    }
-    recipe = tiny_chat_recipe(
-        tmp_path,
-        midtrain={"mixture": data_sets["chats"], "validation": {"mixture": data_sets["held"], "every": None}},
-    )
-    path = tmp_path / "chat.yaml"
-    path.write_text(recipe_to_yaml(recipe))
-    options = ("--stage", "midtrain", "--run", "run")
-    results = start_ranks("sft", [path] * 2, homes, tmp_path / "runs", [shared_cache] * 2, *options, "--name", "chat")
-    refused(results, "in data (sha256 ")
 
 
 def test_another_recipe_is_refused(homes, tmp_path, shared_cache):

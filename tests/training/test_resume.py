@@ -116,16 +116,6 @@ def test_a_signal_saves_and_exits_with_75(uninterrupted, tmp_path, shared_cache,
     assert numbers(tmp_path) == numbers(reference)
 
 
-def test_a_signal_while_validating_loses_nothing(uninterrupted, tmp_path, shared_cache):
-    recipe, reference = uninterrupted
-    assert exit_code(start_child(recipe, tmp_path, shared_cache, _ask_to_stop_in_validation, 2)) == 75
-    info = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (info["status"], info["step"]) == ("interrupted", 4)  # saved for the purpose: every third step is
-    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0
-    assert_same_bits(final_state(tmp_path), final_state(reference))
-    assert numbers(tmp_path) == numbers(reference)
-
-
 @pytest.mark.parametrize(
     ("where", "number"), [("Loop._resume", signal.SIGTERM), ("LanguageModel.finish", signal.SIGUSR1)]
 )
@@ -158,22 +148,6 @@ def _ask_to_stop_in(where, number):
         return before(self, *arguments)
 
     setattr(patched, method, asked)
-
-
-def _ask_to_stop_in_validation(times):
-    from lapcli.objectives.language_model import LanguageModel
-
-    before = LanguageModel.validate
-    done = 0
-
-    def validate(self, stop_if_asked):
-        nonlocal done
-        done += 1
-        if done == times:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return before(self, stop_if_asked)
-
-    LanguageModel.validate = validate
 
 
 def _ask_to_stop_in_update(step, number):

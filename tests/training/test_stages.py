@@ -22,9 +22,7 @@ from support import (
     write_text,
 )
 
-from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
-from lapcli.runs import read_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import LogConsole
 from lapcli.training.metrics import read_metrics, without_times
@@ -96,23 +94,6 @@ def test_one_stage_at_a_time(pretrained, tmp_path):
     only_sft["stages"]["midtrain"] = None
     with pytest.raises(UsageError, match="no stage midtrain"):
         train(pretrained, tmp_path, recipe_from_dict(only_sft), only="midtrain")
-
-
-def test_other_weights_are_another_run(pretrained, tmp_path):
-    train(pretrained, tmp_path, only="midtrain")
-    other = train_here(pretrained.recipe.model_copy(update={"seed": 5}), tmp_path / "runs", "other")
-    with pytest.raises(UsageError, match=r"init_from\.sha256"):
-        train(other, tmp_path, only="midtrain")
-
-
-def test_another_tokenizer_than_that_of_the_start_is_refused(pretrained, tmp_path):
-    """A whole one with as many tokens, but not the one that the weights were trained with."""
-    shutil.copytree(pretrained.path, tmp_path / "base")
-    texts = [f"{number} pigs and {number * 7} hens" for number in range(999)]
-    other = train_tokenizer(texts, 300, max_chars=100_000, crop=1000)
-    other.save(tmp_path / "base" / "tokenizer.json")
-    with pytest.raises(DataError, match=r"base/tokenizer\.json is not the tokenizer that the model was trained with"):
-        train(read_run(tmp_path / "base"), tmp_path)
 
 
 def test_malformed_conversations_stop_the_run_unless_allowed(pretrained, tmp_path):

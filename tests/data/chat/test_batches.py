@@ -63,13 +63,3 @@ def test_padded_rows_are_conversations(mixture, only_marked):
         expected = np.where(counted, ids[1:].astype(int), -1).tolist()
         assert targets_BT[row].tolist() == expected + [-1] * (len(tokens_BT[row]) - length)
     assert batches.target_count(27, 6) == int((targets_BT >= 0).sum())
-
-
-def test_targets_are_counted_from_the_index(mixture, monkeypatch):
-    packed = PackedBatches(mixture, 16, True)
-    spans = [(first, count) for first in range(packed.per_epoch + 3) for count in range(2 * packed.per_epoch)]
-    expected = [int((packed.items(*span).targets_BT >= 0).sum()) for span in spans]
-    read, row = [], mixture.row
-    monkeypatch.setattr(mixture, "row", lambda number: read.append(number) or row(number))
-    assert [packed.target_count(*span) for span in spans] == expected
-    assert len(read) <= 6 * len(spans)  # two conversations for each of at most three epochs, however long the span
