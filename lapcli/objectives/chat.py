@@ -54,10 +54,6 @@ class Chat(GPTObjective[ChatStageRecipe]):
             "data": described,
             "data_sha256": train.identity,
             "held_out_sha256": held_out.identity if held_out else None,
-            "rows_without_target": train.dropped,
-            "cut_rows": train.cut,
-            "cut_share": train.cut / len(train),
-            "malformed_rows": sum(part.rows.malformed for part in train.parts),
             "tokenizer_sha256": self.tokenizer.sha256,
         }
 

@@ -13,7 +13,6 @@ bits from one run to the next. The deterministic algorithms are slower.
 import contextlib
 import os
 import re
-import resource
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -183,12 +182,6 @@ def this_device(type_: str) -> Device:
         known = listed(name) or Device(name, "cuda", None)
         return replace(known, name=name, memory=memory, native_bf16=native)
     return this_cpu() if type_ == "cpu" else Device(type_, type_, None)
-
-
-def peak_memory() -> int:
-    """Return the most bytes that this process ever held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kibibytes
 
 
 def prepare_determinism() -> None:

@@ -104,8 +104,7 @@ def test_malformed_conversations_stop_the_run_unless_allowed(pretrained, tmp_pat
         train_here(staged(pretrained, tmp_path, "sft"), tmp_path / "runs")
     assert not (tmp_path / "runs" / "run").exists()  # before the first step there is nothing to keep
     log = io.StringIO()
-    run = train_here(staged(pretrained, tmp_path, "sft", skip_malformed=True), tmp_path / "runs", "allowed", log)
-    assert run.info["malformed_rows"] == 1
+    train_here(staged(pretrained, tmp_path, "sft", skip_malformed=True), tmp_path / "runs", "allowed", log)
     assert "left out: chats.jsonl row 41: message 1 has the role 'assistant'" in log.getvalue()
 
 
