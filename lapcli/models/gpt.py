@@ -406,7 +406,6 @@ _NAMES = (
     ("blocks.N.mlp.down.weight", "transformer.h.N.mlp.c_proj.weight", "model.layers.N.mlp.fc2.weight"),
 )
 _TO_TRANSFORMERS = {ours: theirs for ours, _, theirs in _NAMES}
-_FROM_TRANSFORMERS = {theirs: ours for ours, _, theirs in _NAMES}
 _FROM_NANOCHAT = {theirs: ours for ours, theirs, _ in _NAMES}
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -415,11 +414,6 @@ def to_transformers(name: str) -> str:
     renamed = _renamed(name, _TO_TRANSFORMERS)
     assert renamed is not None, name
     return renamed
-
-
-def from_transformers(name: str) -> str | None:
-    """Return our name of a tensor; None if our GPT does not have it."""
-    return _renamed(name, _FROM_TRANSFORMERS)
 
 
 def from_nanochat(name: str) -> str | None:

@@ -54,8 +54,7 @@ def test_table_4(column, name):
     ("name", "parameters", "steps"),
     [
         ("vitb_imagenet_12L", 86_585_320, 187_500),
-        ("vitb_cifar10_3L", 85_169_674, 29_100),
-        ("vitb_cifar100_0L", 85_238_884, 29_100),
+        pytest.param("vitb_cifar10_3L", 85_169_674, 29_100, marks=pytest.mark.long),
     ],
 )
 def test_plans(name, parameters, steps):
