@@ -44,11 +44,6 @@ def unusable_sources(recipe: Section) -> list[tuple[str, str]]:
     return reasons
 
 
-def plugin_source_names(recipe: Section) -> list[str]:
-    """Return the sources of other packages that a recipe names, each once."""
-    return list(dict.fromkeys(source.removeprefix(PREFIX) for _, source, _ in _plugin_sources(recipe)))
-
-
 def _plugin_sources(section: Section, path: str = "") -> Iterator[tuple[str, str, Modality]]:
     """Yield key, value and modality for each `plugin:NAME` in a recipe."""
     modality: Any = getattr(section, "modality", None)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, model_validator
 
 from lapcli.heads.plan import HeadPlan, head_plan
-from lapcli.recipe.data_sources import Modality, plugin_source_names
+from lapcli.recipe.data_sources import Modality
 from lapcli.recipe.optimizers import MuonSection, OptimizerSection
 from lapcli.recipe.section import (
     Count,
@@ -295,14 +295,6 @@ class BaseRecipe(AnyRecipe):
     def micro_batch_counts(self) -> bool:
         """Whether another micro-batch gives another result, beyond rounding."""
         return False
-
-    def named_entries(self) -> list[tuple[str, str]]:
-        """Return the registry entries that a run uses, by sort and name; another package may have added them."""
-        sources = [("data source", name) for name in plugin_source_names(self)]
-        model = getattr(self, "model", None)
-        plan = model.head_plan().counts() if isinstance(model, TransformerModel) else {}
-        operators = [("operator", name) for name in plan]
-        return [("objective", self.objective), ("optimizer", self.optimizer.name), *sources, *operators]
 
 
 class GPTRecipe(BaseRecipe):

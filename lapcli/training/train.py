@@ -15,7 +15,7 @@ from lapcli.objectives.weights import InitialWeights, with_sha256
 from lapcli.recipe import recipe_hash
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.result_rows import add_rows, row
-from lapcli.runs import Run, discard_untrained, open_run, plugins_of, read_run, unlock, write_summary
+from lapcli.runs import Run, discard_untrained, open_run, read_run, unlock, write_summary
 from lapcli.runtime.devices import deterministic, prefer_attention_kernels, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError, is_out_of_memory
@@ -94,7 +94,6 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> N
                 threads=torch.get_num_threads(),
                 device=_device_name(world),
                 parameters=parameters,
-                **({"plugins": plugins} if (plugins := plugins_of(recipe)) else {}),
                 **facts,
             )
             if world.is_main:
