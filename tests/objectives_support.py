@@ -106,21 +106,16 @@ _BUILDERS = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "accumulation": {"precision": "float32", "compile": False, "batch": 16},
     "bf16": {"precision": "bf16", "compile": False, "batch": 8},
-    "compile": {"precision": "float32", "compile": True, "batch": 8},
 }
-#: All, but for a graph of any length, which takes as long to trace as all others together.
-COMBINATIONS = [(kind, name) for kind in OBJECTIVES for name in OPTIONS if (kind, name) != ("padded_chat", "compile")]
+COMBINATIONS = [(kind, name) for kind in OBJECTIVES for name in OPTIONS]
 UPDATES = 3
 
 
 def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str) -> None:
     """Three updates of every combination, in one of `size` processes; a micro-step has 8 examples in all.
 
-    Saved are losses and norms of the gradient, a hash of the weights that the rank ends with, how many graphs were
-    compiled, and of the last update that is not compiled, how many sums over the ranks it took and how often the host
-    waited. Then the last rank's loss is made not a number.
-
-    Compiled is what Dynamo and AOTAutograd make of it, without a compiler of machine code.
+    Saved are losses and norms of the gradient, a hash of the weights that the rank ends with, and of the last update,
+    how many sums over the ranks it took and how often the host waited. Then the last rank's loss is made not a number.
     """
     import contextlib
     import hashlib
@@ -128,7 +123,6 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
     import json
 
     import torch
-    import torch._dynamo
     import torch.distributed as dist
     from counting_support import HostWaits
     from torch.distributed.tensor import DTensor
@@ -140,12 +134,6 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
     from lapcli.training import loop as loop_module
 
     os.environ["LAP_CACHE"] = cache
-    compile_, aot_eager, graphs = torch.compile, torch._dynamo.lookup_backend("aot_eager"), []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return aot_eager(graph, inputs)
-
     all_reduce, sums = dist.all_reduce, []
 
     def counted(*given: Any, **options: Any) -> Any:
@@ -160,7 +148,6 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
         return weights.hexdigest()
 
     dist.all_reduce = counted
-    torch.compile = lambda *given, **options: compile_(*given, **options, backend=backend)  # type: ignore
     torch.set_num_threads(1)
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
@@ -173,18 +160,16 @@ def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str
         loop = loop_module.Loop(objective, objective.recipe, run, world, LogConsole(io.StringIO()))
         lines = [loop._update(step) for step in range(UPDATES - 1)]
         sums.clear()
-        counts_waits = name != "compile" and kind in TEXT  # the host reads images with the same operations
+        counts_waits = kind in TEXT  # the host reads images with the same operations
         with HostWaits(world.device) if counts_waits else contextlib.nullcontext([]) as waits:
             lines.append(loop._update(UPDATES - 1))
         found[f"{kind} {name}"] = {
             "losses": [line["loss"] for line in lines],
             "norms": [line["gradient_norm"] for line in lines],
             "weights": weights_of(objective.model),
-            "graphs": len(graphs),
             "sums": len(sums),
             "waits": len(waits),
         }
-        graphs.clear()
         if (kind, name) == ("language_model", "accumulation"):
             before = weights_of(objective.model)
             loop.module.register_forward_hook(lambda *given: given[-1] * (float("nan") if rank == size - 1 else 1))

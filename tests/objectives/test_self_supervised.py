@@ -183,21 +183,3 @@ def test_the_recipe_is_the_papers_table():
 def test_what_cannot_be_trained_is_refused(sections, words):
     with pytest.raises(RecipeError, match=words):
         dino_recipe(**sections)
-
-
-def test_a_schedule_that_does_not_fit_is_refused_but_runs_of_one_stay_readable(tmp_path):
-    import json
-
-    from support import train_here
-
-    from lapcli.recipe import recipe_to_dict
-    from lapcli.runs import read_run
-
-    recipe = dino_recipe(train={"steps": 2})
-    with pytest.raises(UsageError, match=r"schedule\.warmup_epochs 1 epochs of 2 steps do not fit into a run of 2"):
-        train_here(recipe, tmp_path)
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    info = {"format": 3, "status": "finished", "objective": "self_supervised", "step": 2}
-    (kept / "run.json").write_text(json.dumps({**info, "recipe": recipe_to_dict(recipe)}))
-    assert read_run(kept).recipe == recipe

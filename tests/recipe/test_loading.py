@@ -231,7 +231,7 @@ def test_overrides_follow_the_rules_of_the_file(folder: Path, valid: str) -> Non
     ("override", "line"),
     [
         ("train.steps", '--set  train.steps: expected key.path=value, such as train.steps=100, got "train.steps"'),
-        ("train.steps=[", "--set  train.steps: is not YAML; it ends before a bracket or a quote is closed"),
+        ("train.steps=[", "--set  train.steps: is not YAML; check its quotes, brackets and indent"),
         ("train.steps=ten", '--set  train.steps: expected a whole number, got "ten"'),
         ("train.stpes=3", "--set  train.stpes: unknown key; did you mean `steps`?"),
         (

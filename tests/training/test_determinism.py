@@ -5,11 +5,10 @@ operation that torch refuses on CUDA in this mode.
 """
 
 import os
-import sys
 
 import pytest
 import torch
-from support import run_process, tiny_recipe, train_here
+from support import tiny_recipe, train_here
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.objectives.language_model import LanguageModel
@@ -95,42 +94,3 @@ def test_no_operation_of_any_kind_is_refused_on_cuda(kinds, tmp_path, kind):
     """Steps with their optimizers, and validations."""
     with _Refusing():
         assert train_here(kinds[kind](**OFF), tmp_path).is_finished
-
-
-# `lap` in a process of its own, which ends when something imports torch, and says what the environment was then.
-FIRST_IMPORT = """
-import os, sys
-
-class Watch:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ.get("TORCHINDUCTOR_DETERMINISTIC"), flush=True)
-            os._exit(7)
-
-sys.meta_path.insert(0, Watch())
-from lapcli.cli import main
-sys.argv = ["lap", *sys.argv[1:]]
-main()
-"""
-
-
-def environment_when_torch_comes(*arguments, **variables):
-    kept = {name: value for name, value in os.environ.items() if name not in (CUBLAS, INDUCTOR)}
-    result = run_process(
-        [sys.executable, "-c", FIRST_IMPORT, *arguments], env={**kept, **variables}, capture_output=True, text=True
-    )
-    assert result.returncode == 7, result.stderr
-    return result.stdout.strip()
-
-
-def test_the_environment_is_set_before_torch_is_imported_and_so_before_cuda(base, tmp_path):
-    on = ["train", "recipes/quickstart.yaml", "--runs-dir", str(tmp_path), "--set", "train.deterministic=true"]
-    assert environment_when_torch_comes(*on) == ":4096:8 1"
-    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    assert environment_when_torch_comes(*on, **rank) == ":4096:8 1"
-    assert environment_when_torch_comes(*on, CUBLAS_WORKSPACE_CONFIG=":16:8") == ":16:8 1"
-    assert environment_when_torch_comes(*on, CUBLAS_WORKSPACE_CONFIG=":0:0") == ":4096:8 1"
-    assert environment_when_torch_comes(*on[:-2]) == "None None"
-    stages = ["sft", "recipes/chat_quickstart.yaml", "--runs-dir", str(base.path.parent)]
-    some = ["--set", "stages.sft.train.deterministic=true"]
-    assert environment_when_torch_comes(*stages, *some) == ":4096:8 1"

@@ -1,4 +1,4 @@
-"""Two processes take the updates of one, for every kind: with accumulation, in bf16, and compiled."""
+"""Two processes take the updates of one, for every kind: with accumulation and in bf16."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from support import exit_code, process
 # What remains is rounding: of sums in another order, and in bf16 of products of other sizes.
 # bf16 keeps 8 bits, and an update by Muon carries the rounding of one step into the next: half a unit, 2^-9. What is
 # wrong and not rounded differs in float32 too, where the tolerance is 1e-5.
-TOLERANCE = {"accumulation": 1e-5, "bf16": 2**-9, "compile": 1e-5}
+TOLERANCE = {"accumulation": 1e-5, "bf16": 2**-9}
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,12 @@ def found(tmp_path_factory: pytest.TempPathFactory, shared_cache) -> list[dict[s
 def test_two_processes_take_the_updates_of_one(found: list[dict[str, Any]], kind: str, option: str) -> None:
     one, first, second = (results[f"{kind} {option}"] for results in found)
     assert first == second
-    if option != "compile":
-        assert one["sums"] == 0
-        assert first["waits"] == one["waits"] == (1 if kind in TEXT else 0)  # not counted where images are read
-        # Loss, norms, what was seen and the wish to stop are one; Sinkhorn-Knopp balances two kinds of targets with a
-        # maximum and three sums each in every micro-step.
-        balancing = 8 * OPTIONS[option]["batch"] // 8 if kind == "self_supervised" else 0
-        assert first["sums"] == 1 + balancing
+    assert one["sums"] == 0
+    assert first["waits"] == one["waits"] == (1 if kind in TEXT else 0)  # not counted where images are read
+    # Loss, norms, what was seen and the wish to stop are one; Sinkhorn-Knopp balances two kinds of targets with a
+    # maximum and three sums each in every micro-step.
+    balancing = 8 * OPTIONS[option]["batch"] // 8 if kind == "self_supervised" else 0
+    assert first["sums"] == 1 + balancing
     tolerance = TOLERANCE[option]
     if (kind, option) == ("self_supervised", "bf16"):
         tolerance *= 2  # its tokens are bf16 between blocks too
@@ -52,10 +51,6 @@ def test_two_processes_take_the_updates_of_one(found: list[dict[str, Any]], kind
     # The updates move the loss by far more than that, so gradients that were not averaged would show.
     changes = [abs(after / before - 1) for before, after in zip(one["losses"], one["losses"][1:], strict=False)]
     assert max(changes) > 10 * tolerance
-    if option == "compile":
-        assert first["graphs"] >= one["graphs"] > 0
-    else:
-        assert first["graphs"] == one["graphs"] == 0
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_update(found: list[dict[str, Any]]) -> None:

@@ -53,17 +53,3 @@ def test_other_text_is_refused_and_the_same_text_is_trained_on(homes, tmp_path):
     shutil.copy(homes[0] / "text.txt", homes[1])
     for result in start_ranks("train", [recipe] * 2, homes, tmp_path / "runs", caches):
         assert result.returncode == 0, result.stderr
-
-
-def test_another_recipe_is_refused(homes, tmp_path, shared_cache):
-    text = write_text(tmp_path / "text.txt")
-    paths = []
-    for number, rate in enumerate((0.01, 0.02)):
-        paths.append(tmp_path / f"{number}.yaml")
-        paths[-1].write_text(recipe_to_yaml(tiny_recipe(text, optimizer={"lr": rate})))
-    for result in start_ranks("train", paths, homes, tmp_path / "runs", [shared_cache] * 2):
-        assert result.returncode == 2, result.stderr
-        if "lap:" in result.stderr:
-            assert "differs from rank 0" in result.stderr
-            assert "recipe" in result.stderr
-    assert not (tmp_path / "runs").exists()

@@ -109,6 +109,7 @@ def last_weights(runs):
     return read_tensors(runs / "run" / "checkpoints" / f"step-{STEPS:06d}" / "model")
 
 
+@pytest.mark.long
 def test_three_ranks_end_at_the_bits_of_the_uninterrupted_run(place, tmp_path, shared_cache):
     """Two numbers have one sum in any order; from three on the order in which gradients are added up counts."""
 

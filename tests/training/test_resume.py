@@ -212,7 +212,7 @@ def _no_room_from(step):
     checkpoint.save = limited
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [True])
 def test_a_full_disk_fails_clearly_and_loses_nothing(uninterrupted, tmp_path, shared_cache, asynchronous):
     """A save in the background ends the run at a later step, the next save at the latest."""
     recipe, reference = uninterrupted

@@ -108,6 +108,7 @@ def test_malformed_conversations_stop_the_run_unless_allowed(pretrained, tmp_pat
     assert "left out: chats.jsonl row 41: message 1 has the role 'assistant'" in log.getvalue()
 
 
+@pytest.mark.long
 def test_two_processes_train_both_stages_to_the_same_losses(pretrained, tmp_path, shared_cache):
     """Ranks that meet once for two runs."""
     recipe = tiny_chat_recipe(tmp_path)

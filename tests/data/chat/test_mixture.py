@@ -8,14 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import ROOT
-from text_support import flip
 
 from lapcli.data.chat.formats import with_local_data
 from lapcli.data.chat.mixture import (
     count_stage,
     counts_as_text,
     prepare_mixture,
-    prepare_rows,
 )
 from lapcli.data.file_formats import read_rows
 from lapcli.recipe import load_recipe
@@ -114,26 +112,6 @@ def test_malformed_rows_stop_or_are_skipped(data_set, tokenizer):
 def test_empty_turns_are_malformed(data_set, tokenizer, row, turn):
     with pytest.raises(DataError, match=f"1 of 2 conversations of chats .*\n.*row 2: {turn}"):
         prepare([data_set("chats", [talk("q", "a"), row])], tokenizer)
-
-
-@pytest.mark.parametrize("name", ["targets.bin"])
-def test_rows_are_rendered_once_and_a_damaged_file_again(data_set, tokenizer, lap_cache, monkeypatch, name):
-    data = data_set("chats", [talk("q" * (n % 5 + 1), "a" * (n % 9 + 1)) for n in range(200)])
-
-    def all_rows():
-        rows = prepare_rows(data, tokenizer, 64)
-        assert rows.target_counts.tolist() == [int(rows.row(number)[1].sum()) for number in range(len(rows))]
-        return [tuple(part.tolist() for part in rows.row(number)) for number in range(len(rows))]
-
-    expected = all_rows()
-    with monkeypatch.context() as second:
-        second.setattr("lapcli.data.chat.mixture.render_batch", None)
-        assert all_rows() == expected
-    (path,) = lap_cache.glob(f"chat/*/{name}")
-    flip(path, path.stat().st_size // 2)
-    with pytest.raises(DataError, match=f"{name} is damaged"):
-        all_rows()
-    assert all_rows() == expected
 
 
 def test_rows_without_a_target_are_dropped_and_counted(data_set, tokenizer):

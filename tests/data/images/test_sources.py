@@ -1,14 +1,13 @@
 """Where images come from: folders, tables through `datasets.load_dataset`, the digits; and what is refused."""
 
 import io
-import shutil
 
 import numpy as np
 import pytest
 from image_support import encoded, picture, write_folder, write_parquet
 from PIL import Image
 
-from lapcli.data.images.image_set import FolderImages, ImageSubset, decode
+from lapcli.data.images.image_set import decode
 from lapcli.data.images.sources import Digits, open_held_out, open_images
 from lapcli.recipe.vision import ImageSource
 from lapcli.runtime.errors import DataError
@@ -102,18 +101,6 @@ def test_decoding_gives_rgb():
     assert np.array_equal(np.asarray(grey)[..., 0], np.asarray(picture(0, mode="L")))
     assert decode(encoded(picture(0, mode="P"), "GIF"), "palette").mode == "RGB"
     assert decode(encoded(picture(0).convert("CMYK"), "TIFF"), "cmyk").mode == "RGB"
-
-
-def test_the_identity_is_of_content_not_of_place(tmp_path):
-    a = write_folder(tmp_path / "a", {"train": {"a": 2, "b": 2}})
-    b = tmp_path / "moved"
-    shutil.copytree(a, b)
-    assert FolderImages(a / "train").identity() == FolderImages(b / "train").identity()
-    picture(77).save(b / "train" / "a" / "0.png")
-    assert FolderImages(a / "train").identity() != FolderImages(b / "train").identity()
-    images = FolderImages(a / "train")
-    swapped = ImageSubset(images, np.array([1, 0, 2, 3]))
-    assert swapped.identity() != images.identity()
 
 
 def test_the_digits_hold_out_a_fifth_of_each_class():

@@ -1,9 +1,6 @@
 """LAMB through our optimizers: timm's own on all groups at once, with a state that survives a save."""
 
-import copy
-
 import torch
-from safetensors.torch import save_file
 from timm.optim.lamb import Lamb
 
 from lapcli.objectives.objective import ParameterGroup
@@ -57,24 +54,3 @@ def test_it_is_timms_lamb_with_one_norm_over_all_groups():
         stock.step()
     for name in named:
         assert torch.equal(named[name], other[name])
-
-
-def test_the_state_survives_a_save(tmp_path):
-    named = parameters()
-    optimizers = ours(named)
-    for step in range(3):
-        set_gradients(named, step)
-        optimizers.step()
-    state = copy.deepcopy(optimizers.state())
-    assert state["step/weight"].item() == 3
-    resumed = {name: torch.nn.Parameter(p.detach().clone()) for name, p in named.items()}
-    again = ours(resumed)
-    save_file(state, tmp_path / "state.safetensors")
-    again.load_state(tmp_path / "state.safetensors")
-    for step in range(3, 6):
-        for side, who in ((named, optimizers), (resumed, again)):
-            set_gradients(side, step)
-            who.step()
-    for name in named:
-        assert torch.equal(named[name], resumed[name])
-    assert all(torch.equal(a, b) for a, b in zip(optimizers.state().values(), again.state().values(), strict=True))
