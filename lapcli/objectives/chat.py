@@ -6,6 +6,7 @@ Shapes: B rows, T tokens.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +75,6 @@ class Chat(GPTObjective[ChatStageRecipe]):
         self.held_out_rows = self._mixture(recipe.validation.mixture, progress) if recipe.validation.mixture else None
         self._items = self._batches_of(self.train_rows)
         self._held_out = self._batches_of(self.held_out_rows) if self.held_out_rows else None
-        self._byte_lengths = self.byte_lengths()
         scheduled = train.steps or max(1, int((train.epochs or 0) * self._items.per_epoch) // train.batch)
         self._scheduled_steps = scheduled  # also with `drop_last_update`, as upstream: the rates are those of all steps
         self.steps = max(1, scheduled - 1) if recipe.drop_last_update else scheduled
@@ -136,7 +136,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
         settings = self.recipe.validation
         wanted = settings.tokens // self.recipe.model.context if self._packed else settings.rows
         count = max(1, min(wanted, self._held_out.per_epoch))
-        nats = targets = means = groups = counted_nats = counted_bytes = 0.0
+        totals = np.zeros(6)
         # The recipe's micro-batch, not the plan's: the groups that are averaged do not depend on the processes.
         for share in self.world.shares(count, self.recipe.train.micro_batch):
             stop_if_asked()  # a collective, so also with an empty share
@@ -144,16 +144,9 @@ class Chat(GPTObjective[ChatStageRecipe]):
                 continue
             tokens_BT, targets_BT = to_device(self._held_out.items(share.start, len(share)), self.world.device)
             losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
-            counted = int((targets_BT >= 0).sum())
-            nats, targets = nats + float(losses_BT.sum()), targets + counted
-            means, groups = means + float(losses_BT.sum()) / max(1, counted), groups + 1
-            # Clamped, because -1 (no target) would index the last token.
-            bytes_BT = self._byte_lengths[targets_BT.clamp(min=0)] * (targets_BT >= 0)
-            counted_nats += float(losses_BT[bytes_BT > 0].sum())
-            counted_bytes += float(bytes_BT.sum())
-        nats, targets, means, groups, counted_nats, counted_bytes = self.world.sum(
-            [nats, targets, means, groups, counted_nats, counted_bytes]
-        )
+            found = self.loss_totals(losses_BT, targets_BT)
+            totals += [*found, found[0] / max(1, found[1]), 1]
+        nats, targets, counted_nats, counted_bytes, means, groups = self.world.sum(totals.tolist())
         by_group = self.recipe.average == "micro_batch"
         values = {"validation_loss": means / groups if by_group else nats / targets}
         if self._packed:

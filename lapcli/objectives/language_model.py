@@ -4,6 +4,7 @@ Shapes: B sequences, T tokens.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -146,8 +147,17 @@ class GPTObjective(Objective[R]):
         if self.world.is_main and run.info.get("tokenizer_sha256") in (None, self.tokenizer.sha256):
             self.tokenizer.save(run.path / TOKENIZER)
 
-    def byte_lengths(self) -> Tensor:
+    @functools.cached_property
+    def _byte_lengths(self) -> Tensor:
         return torch.from_numpy(self.tokenizer.byte_lengths().astype(np.int64)).to(self.world.device)
+
+    def loss_totals(self, losses_BT: Tensor, targets_BT: Tensor) -> tuple[float, ...]:
+        """Return the sum of the losses and the number of targets, then the losses and bytes of targets with bytes."""
+        is_target = targets_BT >= 0
+        # Clamped, because -1 (no target) would index the last token.
+        bytes_BT = self._byte_lengths[targets_BT.clamp(min=0)] * is_target
+        parts = losses_BT.sum(), is_target.sum(), losses_BT[bytes_BT > 0].sum(), bytes_BT.sum()
+        return tuple(map(float, parts))
 
     def token_facts(self, steps: int | None) -> dict[str, Any]:
         """Return the fields of `PlanFacts` for batches of sequences as long as the context, counted in tokens."""
@@ -216,7 +226,6 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         )
         self._prompts = [[data.tokenizer.bos, *data.tokenizer.encode(prompt)] for prompt in recipe.validation.prompts]
         self.check_samples(self._prompts)
-        self._byte_lengths = self.byte_lengths()
         self.steps = train.steps or max(
             1, int((train.epochs or 0) * self._sequences.sequences_per_epoch) // train.batch
         )
@@ -237,7 +246,7 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
     @torch.no_grad()
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         """Measure the loss and bits per byte: nats / ln 2 / the raw bytes of the targets (special tokens have none)."""
-        nats = targets = counted_nats = counted_bytes = 0.0
+        totals = np.zeros(4)
         for share in self.world.shares(self._validation_sequences, self.batches.micro_batch):
             stop_if_asked()  # a collective, so also with an empty share
             if not share:
@@ -246,13 +255,8 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
             tokens_BT, targets_BT = to_device(sequences, self.world.device)
             rows = self.batches.micro_batch if self.policy.compiles else len(share)  # compiled code has one shape
             losses_BT = self.model.loss(pad_rows(tokens_BT, rows), pad_rows(targets_BT, rows), reduction="none")
-            losses_BT = losses_BT[: len(share)]
-            bytes_BT = self._byte_lengths[targets_BT]
-            nats += float(losses_BT.sum())
-            targets += losses_BT.numel()
-            counted_nats += float(losses_BT[bytes_BT > 0].sum())
-            counted_bytes += float(bytes_BT.sum())
-        nats, targets, counted_nats, counted_bytes = self.world.sum([nats, targets, counted_nats, counted_bytes])
+            totals += self.loss_totals(losses_BT[: len(share)], targets_BT)
+        nats, targets, counted_nats, counted_bytes = self.world.sum(totals.tolist())
         return {
             "validation_loss": nats / targets,
             "validation_bits_per_byte": bits_per_byte(counted_nats, counted_bytes, "the held-out text"),

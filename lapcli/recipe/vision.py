@@ -183,14 +183,8 @@ class ClassificationRecipe(BaseRecipe):
         group, micro_batch = mixing.group or batch, self.train.micro_batch
         if batch % group == 0 and group % 2 == 0 and micro_batch >= 2:
             return None
-        pairs = group + group % 2
-        works = max(round(batch / pairs), 1) * pairs
         needed = f"a batch that is a multiple of data.mixing.group {group}" if mixing.group else "an even batch"
-        return (
-            f"mixup and CutMix need pairs: {needed} and a micro_batch of at least 2, got {batch} and {micro_batch}; "
-            f"batch: {works} with micro_batch: {min(max(micro_batch, 2), works)}"
-            f"{f' and data.mixing.group: {pairs}' if mixing.group and group % 2 else ''} would work"
-        )
+        return f"mixup and CutMix need pairs: {needed} and a micro_batch of at least 2, got {batch} and {micro_batch}"
 
     @combination("data", "train")
     def _smoothing_keeps_two_classes(self) -> str | None:

@@ -1,7 +1,7 @@
 """Every environment variable of `lap`, declared once, and those of other tools that it reads.
 
 LAP_RUNS          folder of the run directories                (default `runs`)
-LAP_CACHE         tokenizers, tokenised text, decoded images   (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)
+LAP_CACHE         tokenizers, tokenised text, downloads        (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)
 LAP_STEP_TIMEOUT  minutes that ranks wait for each other       (default 30; as --step-timeout)
 LAP_CORES         cores to use at most                         (default all; a sweep sets a job's share)
 LAP_LAUNCHER      process that started this rank               (set by the launcher, so that no rank outlives it)

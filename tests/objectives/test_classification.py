@@ -80,7 +80,7 @@ def test_accumulation_keeps_the_global_batch(data):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"data": {"mixing": {"group": 6}}}, "batch: 18 with micro_batch: 8 would work"),
+        ({"data": {"mixing": {"group": 6}}}, "multiple of data.mixing.group 6"),
         ({"train": {"loss": "binary_cross_entropy"}, "data": {"mixing": {"label_smoothing": 0.1}}}, "label_smoothing"),
         ({"data": {"augmentation": {"policy": "randm9"}}}, "expected 3a or a policy"),
         ({"model": {"laplacian_heads": 5}}, "0 to 4 can be Laplacian"),
