@@ -94,13 +94,6 @@ def test_all_problems_at_once_in_reading_order(problems, valid: str) -> None:
     ]
 
 
-def test_a_misspelt_objective_does_not_hide_the_rest(problems, valid: str) -> None:
-    assert problems(valid.replace("language_model", "langauge_model").replace("steps", "stpes")) == [
-        f'x.yaml:1  objective: expected {OBJECTIVES}, got "langauge_model"',
-        "x.yaml:13  train.stpes: unknown key; did you mean `steps`?",
-    ]
-
-
 def test_messages_stay_on_their_line_and_do_not_steer_the_terminal(problems, valid: str) -> None:
     lines = problems(valid + '"a\\e[31m\\nb": 1\n"' + "k" * 500 + '": 2\n', 'seed="\\e[31m\\n' + "v" * 500 + '"')
     assert len(lines) == 3

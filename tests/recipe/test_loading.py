@@ -193,7 +193,7 @@ def test_a_problem_names_the_file_it_stands_in(folder: Path, valid: str) -> None
     ("said", "message"),
     [
         ("x.yaml", "the files extend each other: x.yaml -> x.yaml"),
-        ("bse.yaml", '"bse.yaml" does not exist; did you mean base.yaml?'),
+        ("bse.yaml", '"bse.yaml" is not a file; did you mean base.yaml?'),
         ("/etc/passwd", 'expected the name of one .yaml file, got "/etc/passwd"'),
     ],
 )

@@ -26,26 +26,22 @@ from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resiz
 
 from lapcli.data.images.loader import seed_everything
 from lapcli.recipe.vision import ImageFiles, ImageSource, Mixing
-from lapcli.runtime.errors import UsageError
 
 
 def training_transform(source: ImageSource, size: int) -> Compose:
     wanted = source.augmentation
-    try:
-        transform = create_transform(
-            size,
-            is_training=True,
-            scale=(wanted.scale[0], wanted.scale[1]) if wanted.scale else None,
-            hflip=wanted.flip,
-            color_jitter=wanted.color_jitter,  # type: ignore[arg-type]
-            auto_augment=wanted.policy,
-            interpolation=source.interpolation,
-            mean=tuple(source.mean),  # RandAugment's fill colour
-            std=tuple(source.std),
-            normalize=False,
-        )
-    except (AssertionError, KeyError, ValueError) as error:
-        raise UsageError(f"data.augmentation.policy {wanted.policy!r} is not a timm policy: {error}") from None
+    transform = create_transform(
+        size,
+        is_training=True,
+        scale=(wanted.scale[0], wanted.scale[1]) if wanted.scale else None,
+        hflip=wanted.flip,
+        color_jitter=wanted.color_jitter,  # type: ignore[arg-type]
+        auto_augment=wanted.policy,
+        interpolation=source.interpolation,
+        mean=tuple(source.mean),  # RandAugment's fill colour
+        std=tuple(source.std),
+        normalize=False,
+    )
     if wanted.crop == "padded":  # as in the DeiT repository for images of 32 pixels
         transform.transforms[0] = _Sized(
             size, source, RandomCrop(size, padding=4 if wanted.padding is None else wanted.padding)
