@@ -36,10 +36,6 @@ def found(folder, files=None):
     return [path.relative_to(folder).as_posix() for path in local_files(str(folder), files)]
 
 
-def test_a_folder_is_read_by_name(folder):
-    assert found(folder) == ["a.jsonl", "b.txt", "c.parquet", "d.txt.gz", "x[1].txt"]
-
-
 def test_files_are_read_in_the_order_given(folder):
     assert found(folder, ["c.parquet", "**/*.txt"]) == ["c.parquet", "b.txt", "deep/e.txt", "deep/f_1.txt", "x[1].txt"]
     assert found(folder, "deep/f_{1..1}.txt") == ["deep/f_1.txt"]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 import lapcli
 from lapcli.checkpoint import load_weights
-from lapcli.generation.engine import Engine, Sampling
 from lapcli.heads.operator_attention import HeadOperators
 from lapcli.heads.operators import OPERATORS
 from lapcli.heads.plan import head_plan
@@ -174,14 +173,6 @@ def test_decoding_in_chunks_is_the_full_pass(case: str) -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-11, rtol=1e-11)
 
 
-def test_rows_of_unequal_length_are_decoded_as_each_by_itself() -> None:
-    model = gpt(EVERY_LAYER)
-    prompts, sampling = [[1, 2, 3, 4, 5], [6], [7, 8, 9]], Sampling(8)
-    together = Engine(model, batch=3).complete(prompts, sampling)
-    alone = [Engine(model, batch=1).complete([prompt], sampling)[0] for prompt in prompts]
-    assert [row[0] for row in together] == [row[0] for row in alone]
-
-
 @every_case
 def test_no_head_of_it_is_the_plain_model_to_the_bit(case: str) -> None:
     plain, none = gpt(None), gpt(spec_of(case, 0))
@@ -236,37 +227,6 @@ def test_what_operators_learn_is_never_decayed_and_never_muons(tmp_path) -> None
     with_muon = [name for group in groups if group.optimizer == "muon" for name in group.parameters]
     assert with_muon
     assert not any("operators" in name for name in with_muon)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["gpt", pytest.param("vit", marks=pytest.mark.long), pytest.param("dino", marks=pytest.mark.long)]
-)
-def test_compiles_as_one_graph(kind: str) -> None:
-    size = {"layers": 3, "heads": H, "width": 32, "laplacian_heads": 0, "operators": EVERY_LAYER}
-    if kind == "gpt":
-        model: Any = gpt(EVERY_LAYER)
-        function, given = model.hidden, (torch.arange(12).view(1, 12),)
-    elif kind == "vit":
-        model = build_vit(image_recipe(model=size).model, 0)
-        function, given = model.forward, (torch.randn(2, 3, *model.patch_embed.img_size),)
-    else:
-        model = StudentTeacher(dino_recipe(model=size).model, 0).student.backbone
-        crops = [torch.randn(2, 3, 2 * model.patch, 2 * model.patch), torch.randn(4, 3, model.patch, model.patch)]
-        x_NC, groups = model._embed(crops, [None, None])
-        function, given = model._through_blocks, (x_NC.detach(), groups)
-    model.train()
-    torch.manual_seed(0)
-    expected = function(*given)
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=False)
-    for _ in range(2):
-        torch.manual_seed(0)
-        out = compiled(*given)
-        out.sum().backward()
-        if kind != "dino":  # whose stochastic depth draws otherwise in a graph
-            torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
-    assert all(p.grad is not None for name, p in model.named_parameters() if ".operators." in name)
 
 
 def test_weights_are_refused_by_another_plan_of_the_same_shapes(tmp_path) -> None:

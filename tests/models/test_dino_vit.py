@@ -81,20 +81,6 @@ def test_a_masked_patch_is_not_seen():
     assert not torch.equal(model.tokens([one])[0], model.tokens([other])[0])
 
 
-def test_features_of_the_last_blocks():
-    model = tiny().eval()
-    images = torch.randn(2, 3, 16, 16)
-    kept = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda module, inputs, output: kept.append(model.norm(output).view(2, 17, 32)))
-    found = model.features(images, blocks=2)
-    assert [(c.shape, p.shape) for c, p in found] == [((2, 32), (2, 16, 32))] * 2
-    for (class_token, patches), tokens in zip(found, kept[-2:], strict=True):
-        assert torch.equal(class_token, tokens[:, 0])
-        assert torch.equal(patches, tokens[:, 1:])
-    assert torch.equal(found[-1][0], model(images))
-
-
 def test_drop_path_keeps_a_fixed_number_of_images_and_scales_them():
     """Each branch changes exactly the kept images, by b / kept times what it adds without drop path."""
     torch.manual_seed(1)

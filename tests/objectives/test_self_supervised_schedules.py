@@ -11,8 +11,6 @@ from lapcli.objectives.schedules import (
     parameter_groups,
     peak_rate,
     rate_multiplier,
-    teacher_momentum,
-    weight_decay,
 )
 from lapcli.recipe import load_recipe
 
@@ -29,12 +27,6 @@ def groups():
     with torch.device("meta"):
         model = StudentTeacher(recipe.model)
     return parameter_groups(recipe, model)
-
-
-def test_half_way():
-    schedule = paper().schedule
-    assert teacher_momentum(schedule, HALF, STEPS) == pytest.approx(0.996)
-    assert weight_decay(schedule, 0.04, HALF, STEPS) == pytest.approx(0.07)
 
 
 def test_learning_rate():

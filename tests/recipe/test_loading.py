@@ -57,7 +57,6 @@ validation:
     - 'a time'
 checkpoint: {every: 50, keep: 3}
 """.splitlines()
-KEYS = [number for number, line in enumerate(LINES) if ":" in line]
 VALUES = ["ten", "''", "~", "true", "-1", "1.5", ".nan", "1e999", "9" * 5000, "[]", "{}", "[[[]]]", "{a: {b: c}}"]
 VALUES += [
     "linear(0, 9)",
@@ -131,21 +130,6 @@ def test_a_damaged_recipe_loads_or_is_refused(tmp_path_factory, content: bytes, 
         assert isinstance(recipe, BaseRecipe)
         path.write_bytes(recipe_to_yaml(recipe).encode())
         assert load_recipe(path) == recipe
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.sampled_from(KEYS), st.from_regex(r"zq[a-z]{1,12}", fullmatch=True))
-def test_an_unknown_key_is_always_named_with_its_line(tmp_path_factory, at: int, name: str) -> None:
-    """Next to any key of the recipe, in any section."""
-    indent = " " * (len(LINES[at]) - len(LINES[at].lstrip()))
-    path = tmp_path_factory.getbasetemp() / "unknown.yaml"
-    path.write_text("\n".join([*LINES[:at], f"{indent}{name}: 1", *LINES[at:]]))
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(path)
-    (problem,) = caught.value.problems
-    assert problem.where == f"{path}:{at + 1}"
-    assert problem.key.split(".")[-1] == name
-    assert problem.message.startswith("unknown key")
 
 
 def lines_of(path: str, *overrides: str) -> list[str]:

@@ -1,9 +1,6 @@
 """Several processes on the CPU, through the command: killed, stopped, restarted, interrupted, on two "machines"."""
 
-import json
 import os
-import signal
-import socket
 from unittest.mock import patch
 
 import pytest
@@ -11,7 +8,6 @@ import yaml
 from support import (
     ROOT,
     TINY,
-    Command,
     run_main,
     start_lap,
     train_here,
@@ -20,7 +16,6 @@ from support import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from lapcli.recipe import load_recipe
-from lapcli.runs import open_run, unlock
 from lapcli.runtime.errors import ExitCode, LapError, UsageError, from_peer_error
 from lapcli.runtime.launch import Processes, _explain, _torchrun_options, launch, needs_launch
 from lapcli.training.metrics import read_metrics
@@ -49,68 +44,8 @@ def write_recipe(text, tmp_path):
     return write
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 def last_step(run):
     return max((line["step"] for line in read_metrics(run / "metrics.jsonl")), default=0)
-
-
-def wait_for_steps(command: Command, run, count: int) -> None:
-    """Until the run is so many steps beyond what it had, of which a resume repeats up to ten."""
-    target = last_step(run) + count
-    command.wait_for(lambda: last_step(run) >= target)
-
-
-def info_of(run):
-    return json.loads((run / "run.json").read_text())
-
-
-def losses(run):
-    return {line["step"]: line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line}
-
-
-@pytest.mark.long
-def test_a_machine_is_lost_comes_back_and_is_stopped(write_recipe, tmp_path):
-    """One or two machines: the run goes on with what is there, with the same global batches; the old run stays."""
-    recipe, run = write_recipe(100_000), tmp_path / "tiny"
-    unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
-    place = ["--nnodes", "1:2", "--rdzv", f"127.0.0.1:{free_port()}", "--max-restarts", "5", "--nproc", "1"]
-
-    def start(number):
-        given = [*place, "--node-rank", str(number), "--runs-dir", str(tmp_path), "--fresh"]
-        return start_lap("train", str(recipe), *given)
-
-    def wait_for_machines(count):
-        """Until the run has taken steps with so many machines."""
-        head.wait_for(lambda: info_of(run).get("world_size") == count and info_of(run)["status"] == "running")
-        before = max(losses(run), default=0)
-        head.wait_for(lambda: max(losses(run), default=0) > before + 3)
-
-    head, other = start(0), start(1)
-    wait_for_steps(head, run, 12)
-    wait_for_machines(2)
-    other.send(signal.SIGKILL)
-    wait_for_machines(1)
-    other = start(1)
-    wait_for_machines(2)
-    other.send(signal.SIGTERM)
-    assert other.result().returncode == 75
-    wait_for_machines(1)
-    head.send(signal.SIGTERM)
-    assert head.result().returncode == 75
-    info, found = info_of(run), losses(run)
-    assert (info["status"], info["world_size"]) == ("interrupted", 1)
-    assert sorted(found) == list(range(1, info["step"] + 1))
-    assert [path.name for path in tmp_path.glob("tiny.old*")] == ["tiny.old-1"]
-    alone = tmp_path / "alone"
-    steps = min(200, info["step"])
-    train_here(load_recipe(recipe, [f"train.steps={steps}"]), alone, "tiny")
-    for step, loss in losses(alone / "tiny").items():
-        if step < steps // 2:  # later the learning rate of the shorter run falls
-            assert found[step] == pytest.approx(loss, rel=1e-4)
 
 
 def test_a_batch_that_some_number_of_machines_cannot_share_is_refused(write_recipe, tmp_path, capsys):
@@ -146,7 +81,8 @@ if "RANK" in os.environ:
 """
 
 
-@pytest.mark.parametrize("command", ["train", pytest.param("eval", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["train", "eval"])
 def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp_path):
     """It leaves without the others, who wait for it elsewhere."""
     arguments = ["train", str(write_recipe(100_000))]

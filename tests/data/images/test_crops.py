@@ -9,7 +9,7 @@ from PIL import Image
 from lapcli.data.images.colours import ColourParameters
 from lapcli.data.images.crops import CropReader, crop_kinds, deal_masks, draw
 from lapcli.data.images.loader import Example
-from lapcli.data.images.sources import CELL, Photographs, open_images
+from lapcli.data.images.sources import open_images
 
 
 @pytest.mark.parametrize(("mode", "blur"), [("executed", (0.0, 0.9, 0.5)), ("documented", (1.0, 0.1, 0.5))])
@@ -53,23 +53,6 @@ def test_sizes_and_keys():
         assert torch.equal(alone[:, 0], among[:, 1])
         assert not torch.equal(among[:, 0], among[:, 2])  # another epoch
     assert not torch.equal(read[0][0], read[0][1])
-
-
-def test_photographs_are_cells_of_a_chessboard_that_are_apart():
-    """Together the two parts are every cell of both photographs once, and a part has none beside another."""
-    from sklearn.datasets import load_sample_image
-
-    train, held_out = Photographs(), Photographs(held_out=True)
-    assert train.classes == held_out.classes
-    assert set(train.labels) == set(held_out.labels) == set(range(24))
-    cells = [[], []]
-    for photograph in map(load_sample_image, ("china.jpg", "flower.jpg")):
-        for row in range(427 // CELL):
-            for column in range(640 // CELL):
-                part = photograph[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
-                cells[(row + column) % 2].append(part.tobytes())
-    for part, expected in zip((train, held_out), cells, strict=True):
-        assert [np.asarray(part.image(number)).tobytes() for number in range(len(part))] == expected
 
 
 PAPER = {"grid": (14, 14), "probability": 0.5, "ratios": (0.1, 0.5)}

@@ -3,8 +3,6 @@ import os
 import subprocess
 import sys
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from support import HANG, start_process
 from text_support import TOKENIZER, documents, jsonl, source, story, write_stories
@@ -71,19 +69,6 @@ def test_one_text_is_cut_in_two(tmp_path):
     (train,), (held,) = documents(prepared, "train"), documents(prepared, "validation")
     assert train + held == text.replace("\r\n", "\n")
     assert 0.03 < len(held) / len(text) < 0.07
-
-
-def test_documents_are_cropped_and_empty_ones_counted(tmp_path):
-    (tmp_path / "a.txt").write_text("\n---\n".join([*(story(i) for i in range(20)), "", ""]))
-    prepared = prepare_text(source(tmp_path / "a.txt", separator="---", crop=40), TOKENIZER)
-    assert sorted(documents(prepared, "train") + documents(prepared, "validation")) == sorted(
-        story(i)[:40] for i in range(20)
-    )
-    assert "2 empty" in prepared.description
-    pq.write_table(pa.table({"body": [story(1), None, story(2), ""] * 5}), tmp_path / "a.parquet")
-    prepared = prepare_text(source(tmp_path / "a.parquet", column="body"), TOKENIZER)
-    assert prepared.facts["documents"] == 10
-    assert "10 empty" in prepared.description
 
 
 def test_no_text_is_an_error(tmp_path):
