@@ -1,6 +1,6 @@
 """What the analyses cost: eigenvalues against singular values, memory as the data grows, and real sizes.
 
-Parts: eigenvalues, anova, smoothing, vit, gpt; all of them if none is named. LAPACK runs on one thread.
+Parts: eigenvalues, anova, vit, gpt; all of them if none is named. LAPACK runs on one thread.
 """
 
 import subprocess
@@ -70,29 +70,6 @@ def _in_a_process(function: str, argument: int) -> int:
     if told.returncode:
         raise SystemExit(told.stderr)
     return int(told.stdout.split()[-1])
-
-
-def bench_smoothing() -> None:
-    """`validation.smoothing` on the quickstart's model: all probes of a run against all of its steps."""
-    from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
-    from lapcli.models.gpt import GPT
-    from lapcli.objectives.language_model import gpt_config
-    from lapcli.recipe import load_recipe
-
-    recipe = load_recipe(Path(__file__).parent.parent / "recipes/quickstart.yaml")
-    model = GPT(gpt_config(recipe))  # type: ignore[arg-type]
-    section = recipe.model  # type: ignore[attr-defined]
-    tokens_BT = torch.randint(recipe.tokenizer.vocab, (recipe.train.batch, section.context))  # type: ignore[attr-defined]
-
-    def step() -> None:
-        model.loss(tokens_BT, tokens_BT).backward()
-        model.zero_grad()
-
-    seconds = alternate({"step": step, "probe": lambda: smoothing(model, tokens_BT[:PROBE_SEQUENCES])}, rounds=5)
-    probes = recipe.train.steps // recipe.validation.every + 1  # type: ignore[attr-defined, operator]
-    share = probes * seconds["probe"] / (recipe.train.steps * seconds["step"])  # type: ignore[attr-defined, operator]
-    times = f"a probe {seconds['probe'] * 1e3:.0f} ms, forward and backward of a step {seconds['step'] * 1e3:.0f} ms"
-    print(f"validation.smoothing, quickstart: {times}; {share:.2%} of the run (target: 1%)")
 
 
 def _everything(model, classes: int) -> None:  # type: ignore[no-untyped-def]
@@ -184,7 +161,6 @@ def bench_gpt() -> None:
 PARTS = {
     "eigenvalues": bench_eigenvalues,
     "anova": bench_anova,
-    "smoothing": bench_smoothing,
     "vit": bench_vit,
     "gpt": bench_gpt,
 }

@@ -21,7 +21,7 @@ from timm.data import ImageDataset, create_loader
 from torch import nn
 
 from lapcli.data.images.augmentation import normalise, training_transform
-from lapcli.data.images.image_set import FolderImages, decode_into_memory
+from lapcli.data.images.image_set import FolderImages
 from lapcli.data.images.loader import ImageBatches, ImageLoader, Reader
 from lapcli.models.vit import build_vit
 from lapcli.recipe.vision import Augmentation, ImageSource, ViTModel
@@ -42,9 +42,8 @@ def write_images(folder: Path, size: tuple[int, int], count: int) -> None:
         image.save(folder / f"class{number % 4}" / f"{number}.jpg", quality=90)
 
 
-def our_epoch(folder: Path, source: ImageSource, size: int, held: bool) -> Callable[[], object]:
+def our_epoch(folder: Path, source: ImageSource, size: int) -> Callable[[], object]:
     images = FolderImages(folder)
-    images = decode_into_memory(images, 1.0) if held else images
     batches = ImageBatches(len(images), batch=BATCH, group=BATCH, repeats=1, seed=0)
     reader = Reader(images, training_transform(source, size), size, 0)
 
@@ -99,8 +98,7 @@ def bench_loader() -> None:
                 {
                     "timm": partial(timm_epoch, folder, source, size, prefetch=False),
                     "timm, prefetcher": partial(timm_epoch, folder, source, size, prefetch=True),
-                    "ours": partial(our_epoch, folder, source, size, held=False),
-                    "ours, decoded once": partial(our_epoch, folder, source, size, held=True),
+                    "ours": partial(our_epoch, folder, source, size),
                 },
                 builds=4,
                 rounds=4,

@@ -16,7 +16,7 @@ from lapcli.heads.operator_attention import FirstValues
 from lapcli.models.gpt import Attention, GPTConfig
 
 TARGET = 1.05  # for those that are an epilogue of values and output alone
-TARGETED = ("laplacian", "mix", "value-only", "exclusive", "neutreno")
+TARGETED = ("laplacian", "mix", "value-only", "exclusive")
 HEADS, WIDTH = 8, 512
 CASES: dict[str, dict[str, Any]] = {
     "attention": {},
@@ -26,7 +26,6 @@ CASES: dict[str, dict[str, Any]] = {
     "centered": {"centered": 4},
     "attnscale": {"attnscale": 4},
     "shaped": {"shaped": 4},
-    "neutreno": {"neutreno": 4},
     "exclusive": {"exclusive": 4},
     "gated exclusive": {"exclusive": {"heads": 4, "gate": "tanh"}},
     "headwise gate": {"gate": 4},

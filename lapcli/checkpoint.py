@@ -73,10 +73,10 @@ class Checkpoint:
         """A hash of the complete checkpoint: the state holds the hashes of the other files."""
         return sha256_of_json(self.state)
 
-    def load(self, model: nn.Module, optimizers: "Optimizers", laplacian_heads: str) -> list[str]:
-        """Load weights and optimizer state; return the names of tensors that were converted to another float dtype."""
-        converted = load_weights(self.weights, model, laplacian_heads)
-        return converted + optimizers.load_state(self._tensors("optimizer"))
+    def load(self, model: nn.Module, optimizers: "Optimizers", laplacian_heads: str) -> None:
+        """Load weights and optimizer state."""
+        load_weights(self.weights, model, laplacian_heads)
+        optimizers.load_state(self._tensors("optimizer"))
 
     def _tensors(self, what: Literal["model", "optimizer"]) -> Path:
         return self.path / (name if (name := f"{what}.safetensors") in self.state["files"] else what)
@@ -293,40 +293,33 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for p in folder.iterdir() if (match := _NAME.fullmatch(p.name)))
 
 
-def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> list[str]:
-    """Load weights whose head plan is the model's: those of another plan have the same shapes, but another meaning.
-
-    Returns the names of the weights that were converted to another float dtype.
-    """
+def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> None:
+    """Load weights whose head plan is the model's: those of another plan have the same shapes, but another meaning."""
     saved = read_metadata(path).get("laplacian_heads", "(not in its metadata)")
     if saved != laplacian_heads:
         raise DataError(
             f"{path} was trained with laplacian_heads {saved}, the model here has laplacian_heads {laplacian_heads}; "
             "build it with the same heads"
         )
-    return load_tensors(path, model.state_dict())
+    load_tensors(path, model.state_dict())
 
 
 @torch.no_grad()
-def load_tensors(path: Path, targets: Mapping[str, Tensor]) -> list[str]:
-    """Copy the tensors of a file, or of a folder of parts, into `targets`, which may be sharded, after checking them.
-
-    Returns the names of the tensors that were converted to another float dtype.
-    """
+def load_tensors(path: Path, targets: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a file, or of a folder of parts, into `targets`, which may be sharded; check them before."""
     if path.is_dir():
-        converted = check_tensors(path, _declared(path), targets)
+        check_tensors(path, _declared(path), targets)
         _read_parts(path, dict(targets))
         _refuse_not_finite(path, targets, REMEDY)
-        return converted
+        return
     tensors = read_tensors(path)
-    converted = check_tensors(path, tensors, targets)
+    check_tensors(path, tensors, targets)
     for name, target in targets.items():
         source = tensors[name]
         if isinstance(target, DTensor):  # of which this rank takes its part
             given = source.to(target.device, target.dtype)
             source = distribute_tensor(given, target.device_mesh, target.placements, src_data_rank=None)
         target.copy_(source)
-    return converted
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -380,8 +373,8 @@ def _read_parts(folder: Path, targets: dict[str, Tensor]) -> None:
 
 def check_tensors(
     path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], remedy: str = REMEDY
-) -> list[str]:
-    """Refuse tensors that do not fit; return the names of those that will be converted to another float dtype.
+) -> None:
+    """Refuse tensors that do not fit; float32, bfloat16 and float16 are converted into each other.
 
     `expected` only provides shapes and dtypes; its tensors may be on the meta device.
     """
@@ -400,7 +393,6 @@ def check_tensors(
         if tensor.dtype != wanted.dtype and not (tensor.dtype in FLOATS and wanted.dtype in FLOATS):
             raise misfit(f"{name} is {tensor.dtype}, not {wanted.dtype}")
     _refuse_not_finite(path, tensors, remedy)
-    return [name for name, wanted in expected.items() if tensors[name].dtype != wanted.dtype]
 
 
 def _refuse_not_finite(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> None:

@@ -31,7 +31,6 @@ from lapcli.recipe.schema import BaseRecipe
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import DataError, LapError, UsageError
 from lapcli.runtime.files import NO_LOCKS, read_json, write_json, write_text
-from lapcli.runtime.plugins import load_plugins, origin_of
 from lapcli.runtime.progress import say_start
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ TRAIN_AGAIN = "train the run again with --fresh"
 #: Keys of a recipe that change how a run is computed or observed, not what it computes: a resume may change them.
 FREE_KEYS = re.compile(
     r"train\.(micro_batch|compile|threads|shard|recompute|deterministic|init_from\.(source|weights))|data\.workers|"
-    r"data\.decoded_gigabytes|checkpoint\..*|validation\.(every|prompts|sample_tokens|temperature|top_k|bigram)|track.*"
+    r"checkpoint\..*|validation\.(every|prompts|sample_tokens|temperature|top_k)|track.*"
 )
 _FORMAT = 3  # of run.json
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
@@ -206,7 +205,6 @@ def _create(path: Path, recipe: BaseRecipe, **facts: Any) -> Run:
         "recipe_sha256": recipe_hash(recipe),
         "created": now(),
         "versions": versions(),
-        **({"plugins": plugins} if (plugins := plugins_of(recipe)) else {}),
         **_process(),
         **facts,
     }
@@ -312,34 +310,8 @@ def status_of(path: Path, info: dict[str, Any]) -> str:
     return "interrupted"
 
 
-def plugins_of(recipe: BaseRecipe) -> list[dict[str, str]]:
-    """Return the entries of other packages that a run of the recipe uses, for `run.json`."""
-    origins = {(sort, name): origin_of(sort, name) for sort, name in recipe.named_entries()}
-    return [
-        {"sort": sort, "name": name, "package": origin.package, "version": origin.version}
-        for (sort, name), origin in origins.items()
-        if origin is not None
-    ]
-
-
-def check_plugins(path: Path, info: dict[str, Any], *, reads_data: bool = False) -> None:
-    """Raise DataError if a package that the run uses is not installed any more, instead of blaming the recipe.
-
-    Data sources are only needed if the caller `reads_data`: weights and results can be read without them.
-    """
-    for plugin in info.get("plugins", []):
-        load_plugins()
-        is_needed = reads_data or plugin["sort"] != "data source"
-        if is_needed and origin_of(plugin["sort"], plugin["name"]) is None:
-            raise DataError(
-                f"{path} uses the {plugin['sort']} {plugin['name']} of the package {plugin['package']} "
-                f"{plugin['version']}, which is not installed; install it: pip install {plugin['package']}"
-            )
-
-
 def read_run(path: Path) -> Run:
     info = read_info(path)
-    check_plugins(path, info)
     recipe = recipe_from_dict(info.pop("recipe"), str(path / INFO))
     if not isinstance(recipe, BaseRecipe):
         raise UsageError(f"{path} has no recipe of a run; name another run")

@@ -26,7 +26,6 @@ from lapcli.training import metrics
 
 SECONDS_TO_FINISH = 9.0  # after the training, for all trackers together
 _MOST_WAITING = 100_000  # lines that a slow tracker may lag behind
-_GROUPS = ("validation", "smoothing")
 
 
 class Tracker(Protocol):
@@ -218,9 +217,8 @@ def tagged(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _tag(name: str) -> str:
-    for group in _GROUPS:
-        if name.startswith(f"{group}_"):
-            return f"{group}/{name.removeprefix(f'{group}_')}"
+    if name.startswith("validation_"):
+        return f"validation/{name.removeprefix('validation_')}"
     return f"time/{name}" if name.startswith("seconds") else f"train/{name}"
 
 

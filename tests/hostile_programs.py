@@ -144,18 +144,8 @@ def say(body):
 ATTACKS = [
     # -- files
     Attack("read a file", "def attack(): return open(SECRET).read()", control=True),
-    Attack(
-        "read it by way of a link",
-        "import os\ndef attack():\n    os.symlink(SECRET, FOLDER + '/link')\n    return open(FOLDER + '/link').read()",
-        control=True,
-    ),
     Attack("write a file", "def attack():\n    open(FOLDER + '/new', 'w').write('x')\n    return True", control=True),
     Attack("delete a file", "import os\ndef attack():\n    os.unlink(SECRET)\n    return True", control=True),
-    Attack(
-        "fill /tmp",
-        "import tempfile\n"
-        "def attack():\n    f = tempfile.TemporaryFile()\n    f.write(bytes(64 << 20))\n    return True",
-    ),
     Attack(
         "write into its own memory by way of /proc",
         "def attack():\n    open('/proc/self/mem', 'r+b')\n    return True",
@@ -181,15 +171,6 @@ ATTACKS = [
     ),
     Attack("read our environment", "import os\ndef attack(): return ENV in os.environ"),
     Attack("kill a process", "import os\ndef attack():\n    os.kill(VICTIM, 9)\n    return True", control=True),
-    Attack("signal everybody", "import os\ndef attack():\n    os.kill(-1, 0)\n    return True", control=True),
-    Attack(
-        "kill by a handle",
-        "import os, signal\n"
-        "def attack():\n"
-        "    signal.pidfd_send_signal(os.pidfd_open(VICTIM), signal.SIGKILL)\n"
-        "    return True",
-        control=True,
-    ),
     Attack(
         "trace a process",
         CALL + "def attack(): return libc.ptrace(16, VICTIM, None, None) == 0",
@@ -205,16 +186,6 @@ ATTACKS = [
         "    return True",
         control=True,
     ),
-    Attack(
-        "a thousand threads",
-        "import threading, time\n"
-        "def attack():\n"
-        "    for _ in range(10):\n"
-        "        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-        "    return True",
-        control=True,
-    ),
-    Attack("run a shell", "import os\ndef attack(): return os.system('echo > ' + FOLDER + '/new') == 0", control=True),
     Attack(
         "outlive the verdict",
         "import os, time\n"
@@ -267,9 +238,6 @@ ATTACKS = [
     ),
     # -- the verdict
     Attack(
-        "leave with 0 when called", "import sys\ndef attack(): sys.exit(0)", FORGED, reason="error: Raised: SystemExit"
-    ),
-    Attack(
         "equal to everything",
         "class E:\n"
         "    def __eq__(self, other): return True\n"
@@ -296,29 +264,11 @@ ATTACKS = [
         )
         for kind, value in {
             "decimal.Decimal": "E('1')",
-            "fractions.Fraction": "E(1, 2)",
-            "collections.deque": "E([1])",
-            "collections.OrderedDict": "E(a=1)",
-            "collections.Counter": "E('aab')",
             "collections.defaultdict": "E(lambda: E(), a=1)",
             "collections.namedtuple('point', 'x y')": "E(1, 2)",
-            "datetime.date": "E(2024, 2, 29)",
-            "complex": "E(1, 2)",
             "dict": "E(a=1).keys()",
             "collections.UserString": "E('x')",
         }.items()
-    ),
-    Attack(
-        "names of fields that are code",
-        "class Point(tuple):\n    _fields = ('x', 'y=__import__(\"os\")._exit(0)')\ndef attack(): return Point((1, 2))",
-        test="def check(candidate):\n    assert candidate().y == 2\n",
-        reason="error: AttributeError",
-    ),
-    Attack(
-        "an object that lies about its class",
-        "class E:\n    __class__ = property(lambda self: str)\n    def __eq__(self, other): return True\n"
-        "def attack(): return E()",
-        FORGED,
     ),
     Attack(
         "look for the answer in frames and memory",
@@ -366,21 +316,13 @@ ATTACKS = [
         for name, body in {
             "deep JSON": "b'{\"call\": 1, \"value\": ' + b'[' * 200000 + b']' * 200000 + b'}'",
             "a deep value": "b'{\"call\": 1, \"value\": ' + b'[\"list\", [' * 900 + b']]' * 900 + b'}'",
-            "a set of lists": "{'call': 1, 'value': ['set', [['list', []]]]}",
             "a number of a million digits": "b'{\"call\": 1, \"value\": ' + b'9' * 1000000 + b'}'",
             "something that is no JSON": "b'\\xff\\xfe\\0\\0'",
             "the wrong call": "{'call': 2, 'value': 1}",
             "too much": "{'call': 1, 'value': 1, 'passed': True}",
-            "an exception that is none": "{'call': 1, 'raised': [1, 2]}",
-            "an exception without a class": "{'call': 1, 'raised': [[], '']}",
-            "an exception of another kind": "{'call': 1, 'raised': [['ValueError', 1], '']}",
             "code for a field": "{'call': 1, 'value': ['namedtuple', ['p', ['x=print()'], [1]]]}",
-            "a field of Python's": "{'call': 1, 'value': ['namedtuple', ['p', ['__eq__'], [1]]]}",
             "a default of its own": "{'call': 1, 'value': ['defaultdict', ['eval', []]]}",
             "a number that is none": "{'call': 1, 'value': ['Decimal', '__import__(\"os\")']}",
-            "a fraction of nothing": "{'call': 1, 'value': ['Fraction', [1, 0]]}",
-            "a day that was not": "{'call': 1, 'value': ['date', '2023-02-29']}",
-            "a truth of its own": "{'call': 1, 'value': ['opaque', ['x', 'yes']]}",
             "an unknown kind": "{'call': 1, 'value': ['eval', '1']}",
         }.items()
     ),
@@ -394,12 +336,5 @@ ATTACKS = [
         "                setattr(module, key, lambda *a, **k: True)\n"
         "def attack(): return 1\n",
         FORGED,
-    ),
-    Attack(
-        "have the tests work without end",
-        "def attack(): return 10**18",
-        test="def check(candidate):\n    assert sum(range(candidate())) < 0\n",
-        limits=QUICK,
-        reason="timeout",
     ),
 ]

@@ -1,6 +1,5 @@
 """Ctrl-C as a terminal sends it, to a command and all that it has started: the promised words, and nobody stays."""
 
-import json
 import os
 import signal
 import subprocess
@@ -28,7 +27,7 @@ def files_below(folder):
     return {path for path in folder.rglob("*") if path.name != ".lock"}
 
 
-@pytest.mark.parametrize("command", ["eval --run tiny --tasks bpb", "analyze all --run tiny", "plan RECIPE"])
+@pytest.mark.parametrize("command", ["eval --run tiny --tasks bpb"])
 def test_while_it_computes(command, home, shared_cache):
     """There is nothing to save but what was saved before: 130, as of any program that Ctrl-C ends."""
     words = [*command.replace("RECIPE", str(home / "tiny.yaml")).split(), "--runs-dir", str(home / "runs")]
@@ -42,41 +41,6 @@ def test_while_it_computes(command, home, shared_cache):
     assert "Traceback" not in stopped.stderr
     running.wait_for_the_others()
     assert files_below(home) == before
-
-
-@pytest.mark.long
-def test_in_a_sweep_once_and_twice(tmp_path, shared_cache):
-    """The first saves the running cell, the second ends it at once; the cell would train for hours."""
-    recipe, run = write_recipe(tmp_path, train={"steps": 10**7}), tmp_path / "runs" / "tiny-seed7"
-    words = ["sweep", str(recipe), "--over", "seed=7", "--runs-dir", str(tmp_path / "runs")]
-
-    def steps() -> int:
-        return (run / "metrics.jsonl").read_text().count('"lr"') if (run / "metrics.jsonl").exists() else 0
-
-    sweep = start_lap(*words, cache=shared_cache)
-    sweep.wait_for(lambda: steps() > 1)
-    sweep.press_ctrl_c()
-    stopped = sweep.result()
-    assert stopped.returncode == 75, stopped.stderr
-    assert "SIGINT: the running cells finish their step and save" in stopped.stderr
-    assert "1 running cell saved and stopped. Run the same command to resume." in stopped.stderr
-    sweep.wait_for_the_others()
-    info, saved = json.loads((run / "run.json").read_text()), steps()
-    assert (info["status"], info["step"]) == ("interrupted", saved)
-
-    sweep = start_lap(*words, cache=shared_cache)
-    sweep.wait_for(lambda: steps() > saved)
-    for cell in sweep.others():
-        os.kill(cell, signal.SIGSTOP)  # so that it cannot save before the second one comes
-    sweep.press_ctrl_c()
-    sweep.wait_for(lambda: "SIGINT: the running cells" in sweep.files[2].read_text())
-    sweep.press_ctrl_c()
-    stopped = sweep.result()
-    assert stopped.returncode == 130, stopped.stderr
-    assert stopped.stderr.splitlines()[-1] == STOPPED
-    assert "Traceback" not in stopped.stderr
-    sweep.wait_for_the_others()
-    assert any((run / "checkpoints").iterdir())
 
 
 IMPORTS = """

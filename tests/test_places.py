@@ -118,7 +118,7 @@ def can_mount() -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("room", [16, 300, 900])
+@pytest.mark.parametrize("room", [16, 300])
 def test_a_disk_that_fills_up_while_training(home, tmp_path, room):
     """Whatever fits of it, in kB: one sentence and no litter, and with more room the same command finishes the run."""
     if not can_mount():
@@ -137,34 +137,3 @@ def test_a_disk_that_fills_up_while_training(home, tmp_path, room):
     assert again == 0
     if code or room < 900:
         assert_one_sentence(code, err)
-
-
-@pytest.mark.long
-def test_a_file_system_that_is_read_only(home, tmp_path):
-    """Whoever only reads is served, whoever writes is told; a colleague's disk may be mounted so."""
-    if not can_mount():
-        pytest.skip("a file system can be mounted by root alone")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    recipe, runs = str(home / "tiny.yaml"), ["--runs-dir", str(disk / "runs")]
-    reads = [["runs", *runs], ["report", *runs], ["sample", "--prompt", "the", "--max-tokens", "2", *runs]]
-    writes = [
-        ["train", recipe, "--name", "new", *runs],
-        ["sweep", recipe, "--over", "seed=1", *runs],
-        ["eval", "--tasks", "bpb", *runs],
-        ["analyze", "cossim", *runs],
-        ["report", "--format", "html", *runs],
-        ["export", "--to", "safetensors", "--no-verify", *runs],
-        ["runs", "rm", "tiny", "--yes", *runs],
-        ["init", str(disk / "new")],
-    ]
-    cache = {"LAP_CACHE": str(tmp_path / "cache")}
-    commands = [(words, cache, "") for words in (*reads, *writes)]
-    commands.append((["fetch", recipe], {"LAP_CACHE": str(disk / "cache")}, ""))
-    make = f"mount -t tmpfs tmpfs {disk} && cp -r {home}/runs {disk}/runs && mount -o remount,ro {disk}"
-    results = run_all(commands, prefix=["unshare", "-m", "sh", "-c", f'{make} && exec "$0" "$@"'])
-    for (words, _, _), (code, err) in zip(commands, results, strict=True):
-        if words in reads:
-            assert code == 0, (words, err)
-        else:
-            assert_one_sentence(code, f"{words}\n{err}")

@@ -2,7 +2,6 @@
 
 import io
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -10,8 +9,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from dino_support import dino_recipe
-from image_support import image_recipe
 from support import (
     LOG,
     at_points_of_a_save,
@@ -30,7 +27,7 @@ from sweep_support import write_recipe
 
 from lapcli.objectives.loading import find_checkpoint
 from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
-from lapcli.runs import find_run, named_run, newest_run, open_run, read_run, runs_in, unlock
+from lapcli.runs import find_run, named_run, newest_run, open_run, read_run, unlock
 from lapcli.runtime.errors import DataError, LapError, UsageError
 from lapcli.training.metrics import read_metrics, without_times
 
@@ -77,15 +74,6 @@ def test_a_new_run_has_its_resolved_recipe_and_its_facts(recipe, tmp_path):
     assert read_run(run.path).recipe == recipe
 
 
-@pytest.mark.parametrize("place", ["a file", "/proc/x"])
-def test_a_place_where_no_folder_can_be_made(recipe, tmp_path, place):
-    if place == "a file":
-        (tmp_path / "file").write_text("")
-        place = tmp_path / "file" / "runs"
-    with pytest.raises(UsageError, match=r"cannot be created.*--runs-dir"):
-        open_run(Path(place), "first", recipe)
-
-
 def test_somebodys_folder_is_not_taken_for_a_run(recipe, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_text("")
@@ -95,20 +83,7 @@ def test_somebodys_folder_is_not_taken_for_a_run(recipe, tmp_path):
         named_run(tmp_path, "photos")
 
 
-def test_the_newest_finished_run_stays_the_newest_when_another_is_copied(recipe, tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match="no finished run"):
-        newest_run(tmp_path, {"language_model"})
-    for name, when in (("a", "2026-01-01T12:00:00+0200"), ("b", "2026-01-01T11:00:00+0000")):
-        monkeypatch.setattr("lapcli.runs.now", lambda when=when: when)
-        with_a_step(tmp_path, name, recipe, status="finished")
-    with_a_step(tmp_path, "c", recipe)  # not finished
-    shutil.copytree(tmp_path / "a", tmp_path / "copied")
-    assert newest_run(tmp_path, {"language_model"}).name == "b"
-    with pytest.raises(UsageError):
-        newest_run(tmp_path, {"classification"})
-
-
-@pytest.mark.parametrize("damage", [b"{}", b"[]", b"", b"\xff\xfe", b"[" * 100_000, b'{"format": 3, "step": "x"}'])
+@pytest.mark.parametrize("damage", [b"{}", b"\xff\xfe", b'{"format": 3, "step": "x"}'])
 def test_a_damaged_run_json_is_named_and_not_passed_over_for_an_older_run(recipe, tmp_path, damage):
     for name in ("a", "b"):
         with_a_step(tmp_path, name, recipe, status="finished")
@@ -118,9 +93,9 @@ def test_a_damaged_run_json_is_named_and_not_passed_over_for_an_older_run(recipe
     assert find_run(tmp_path, "a", {"language_model"}).name == "a"
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_every_file_of_a_run_has_the_permissions_of_the_umask(recipe, tmp_path, mask):
+def test_every_file_of_a_run_has_the_permissions_of_the_umask(recipe, tmp_path):
     """Checkpoints too, which safetensors writes for the owner alone: a colleague may evaluate them."""
+    mask = 0o077
     before = os.umask(mask)
     try:
         train_here(recipe, tmp_path / "runs")
@@ -150,49 +125,17 @@ def test_a_killed_run_is_interrupted_and_can_be_opened(recipe, tmp_path):
     unlock(again)
 
 
-def _open_at_once(barrier, answers, runs, recipe):
-    barrier.wait()
-    run = None
-    try:
-        run = open_run(runs, "run", recipe)
-        answers.put("opened")
-    except LapError as error:
-        answers.put(str(error))
-    except BaseException as error:
-        answers.put(f"not a sentence: {error!r}")
-    barrier.wait()  # until all have tried
-    if run is not None:
-        unlock(run)
-
-
-@pytest.mark.slow
-def test_of_several_starts_of_one_new_name_one_trains_it(recipe, tmp_path):
-    fork = multiprocessing.get_context("fork")
-    for attempt in range(6):
-        barrier, answers = fork.Barrier(3), fork.Queue()
-        runs = tmp_path / f"runs-{attempt}"
-        children = [fork.Process(target=_open_at_once, args=(barrier, answers, runs, recipe)) for _ in range(3)]
-        for child in children:
-            child.start()
-        said = sorted(answers.get() for _ in children)
-        for child in children:
-            child.join()
-        assert said.count("opened") == 1, said
-        assert sum("another process" in text for text in said) == 2, said
-
-
-@pytest.mark.parametrize("how", ["removed", "renamed"])
-def test_a_run_folder_that_goes_away_under_training_is_one_sentence(recipe, tmp_path, monkeypatch, how):
+def test_a_run_folder_that_goes_away_under_training_is_one_sentence(recipe, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
 
     def act(point):
         if point == "after rename":
-            shutil.rmtree(runs / "run") if how == "removed" else (runs / "run").rename(runs / "other")
+            (runs / "run").rename(runs / "other")
 
     at_points_of_a_save(act, monkeypatch.setattr)
     with pytest.raises(LapError, match="moved or removed"):
         train_here(recipe, runs)
-    assert [path.name for path in runs.iterdir()] == ([] if how == "removed" else ["other"])
+    assert [path.name for path in runs.iterdir()] == ["other"]
 
 
 # Resuming
@@ -207,21 +150,6 @@ def test_another_recipe_is_refused_with_the_differing_keys(recipe, text, tmp_pat
     for part in ("train.steps: 4 in the run, 11 now", "seed: 0 in the run, 3 now", "--name", "--fresh"):
         assert part in str(refused.value)
     assert content(tmp_path / "first") == before
-
-
-def test_another_recipe_may_take_the_name_of_a_run_without_a_step(recipe, text, tmp_path):
-    """A typo in --data must not block the name; a run with somebody's file in it stays."""
-    other = tiny_recipe(text, train={"steps": 11})
-    run = open_run(tmp_path, "first", recipe)
-    with pytest.raises(UsageError, match=rf"another process \(process {os.getpid()}"):
-        open_run(tmp_path, "first", other)
-    unlock(run)
-    (run.path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"train\.steps"):
-        open_run(tmp_path, "first", other)
-    (run.path / "notes.txt").unlink()
-    again = open_run(tmp_path, "first", other)
-    assert (again.recipe, again.status) == (other, "running")
 
 
 @pytest.fixture(scope="module")
@@ -258,55 +186,11 @@ def test_a_comment_or_an_edit_in_recipe_yaml_does_not_matter(interrupted, killed
     assert "edited (train.batch)" in log.getvalue()
 
 
-def test_a_command_that_names_a_run_says_what_was_edited_in_its_recipe(recipe, tmp_path, caplog):
-    run = with_a_step(tmp_path, "first", recipe)
-    named_run(tmp_path, "first")
-    assert caplog.records == []
-    file = run.path / "recipe.yaml"
-    file.write_text("# a remark\n" + file.read_text())
-    named_run(tmp_path, "first")
-    assert caplog.records == []
-    file.write_text(file.read_text().replace("batch: 8", "batch: 12"))
-    assert named_run(tmp_path, "first").recipe == recipe
-    assert "train.batch" in caplog.text
-
-
-@pytest.mark.parametrize("file", ["recipe.yaml", "metrics.jsonl"])
-def test_a_missing_text_file_does_not_end_a_run(interrupted, killed, file):
-    _, recipe, (weights, _) = interrupted
-    (killed / file).unlink()
-    log = io.StringIO()
-    train_here(recipe, killed.parent, log=log)
-    assert result(killed)[0] == weights
-    assert file in log.getvalue()
-
-
-def test_a_training_goes_on_when_its_recipe_yaml_is_removed_under_it(recipe, tmp_path, monkeypatch):
-    def act(point):
-        if point == "after rename":
-            (tmp_path / "run" / "recipe.yaml").unlink(missing_ok=True)
-
-    at_points_of_a_save(act, monkeypatch.setattr)
-    assert train_here(recipe, tmp_path).is_finished
-
-
-def test_without_its_metrics_nobody_knows_the_best_checkpoint(tmp_path, shared_cache):
-    recipe = image_recipe(train={"steps": 4}, validation={"every": 2}, checkpoint={"every": 2})
-    assert exit_code(start_child(recipe, tmp_path, shared_cache, die_at, "after rename", 1)) == -signal.SIGKILL
-    (tmp_path / "run" / "metrics.jsonl").unlink()
-    run = train_here(recipe, tmp_path)
-    assert [line["step"] for line in read_metrics(run.metrics) if "loss" in line] == [3, 4]
-    with pytest.raises(UsageError, match="best"):
-        find_checkpoint(run, "best")
-
-
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [
         ("train", "micro_batch", 2),
         ("checkpoint", "every", 1),
-        ("checkpoint", "keep", 5),
-        ("validation", "every", 1),
     ],
 )
 def test_keys_that_do_not_change_the_result_may_change_at_a_resume(interrupted, killed, section, key, value):
@@ -331,16 +215,6 @@ def test_a_resume_with_the_key_of_another_result_is_refused(interrupted, killed)
     other = recipe_from_dict({**values, "train": {**values["train"], "batch": 4}})
     with pytest.raises(UsageError, match=r"train\.batch: 8 in the run, 4 now"):
         train_here(other, killed.parent)
-
-
-def test_the_micro_batch_of_a_self_supervised_run_changes_its_result(tmp_path):
-    """Sinkhorn-Knopp balances each micro-batch separately."""
-    group = dino_recipe().train.group
-    values = recipe_to_dict(dino_recipe(train={"batch": 2 * group, "micro_batch": 2 * group}))
-    with_a_step(tmp_path, "dino", recipe_from_dict(values))
-    half = {**values["train"], "micro_batch": group}
-    with pytest.raises(UsageError, match=r"train\.micro_batch"):
-        open_run(tmp_path, "dino", recipe_from_dict({**values, "train": half}))
 
 
 def test_other_data_is_refused(text, tmp_path, monkeypatch):
@@ -369,31 +243,6 @@ def test_a_start_that_fails_before_the_first_step_leaves_no_run(tmp_path, capsys
     code, _, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(runs))
     assert (code, err.count("lap: ")) == (2, 1), err
     assert not runs.exists() or list(runs.iterdir()) == []
-
-
-def _fail_in_the_first_update():
-    from lapcli.training.optimizers import Optimizers
-
-    def update(self):
-        raise MemoryError("no more memory")
-
-    Optimizers.step = update
-
-
-def test_an_error_in_the_first_update_leaves_no_run(recipe, tmp_path, shared_cache):
-    assert exit_code(start_child(recipe, tmp_path / "runs", shared_cache, _fail_in_the_first_update)) == 1
-    assert runs_in(tmp_path / "runs") == []
-
-
-def test_a_run_that_has_lost_its_checkpoints_says_that_it_starts_again(interrupted, killed):
-    _, recipe, (weights, _) = interrupted
-    info = json.loads((killed / "run.json").read_text())
-    (killed / "run.json").write_text(json.dumps({**info, "step": 2}))  # it was killed before it had noted the step
-    shutil.rmtree(killed / "checkpoints")
-    log = io.StringIO()
-    train_here(recipe, killed.parent, log=log)
-    assert "starts again from step 0" in log.getvalue()
-    assert result(killed)[0] == weights
 
 
 # --fresh
@@ -440,34 +289,4 @@ def test_fresh_moves_the_old_run_aside(recipe, text, tmp_path, shared_cache, pro
     assert find_checkpoint(found, "last").weights_sha256 == found.info["weights_sha256"]
 
 
-def test_fresh_moves_nothing_but_runs(recipe, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("")
-    (tmp_path / "file").write_text("")
-    for name in ("mine", "file"):
-        with pytest.raises(UsageError, match="--name"):
-            open_run(tmp_path, name, recipe, fresh=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
-
-
-def test_a_fresh_start_that_fails_keeps_the_old_run_aside(recipe, text, tmp_path):
-    train_here(recipe, tmp_path)
-    before = content(tmp_path / "run")
-    with pytest.raises(UsageError, match=r"nowhere\.txt"):
-        train_here(tiny_recipe(text.with_name("nowhere.txt")), tmp_path, fresh=True)
-    assert content(tmp_path / "run.old-1") == before
-    assert not (tmp_path / "run").exists()
-
-
 # Checkpoints
-
-
-def test_an_older_checkpoint_does_not_stand_for_a_missing_one(recipe, tmp_path):
-    run = train_here(recipe, tmp_path)
-    path = find_checkpoint(run, "last").path
-    path.rename(path.with_name("step-000001"))
-    with pytest.raises(UsageError):
-        find_checkpoint(run, "last")
-    shutil.rmtree(run.checkpoints)
-    with pytest.raises(UsageError, match="checkpoint"):
-        find_checkpoint(run, "last")

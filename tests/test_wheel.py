@@ -47,19 +47,6 @@ def test_shipped_recipes_are_found_by_name_from_any_folder(installed, tmp_path):
     assert str(installed.parent.parent) in where  # the wheel's own, not the checkout
 
 
-def test_recipes_are_listed_and_copied_outside_a_checkout(installed, tmp_path):
-    assert "quickstart" in run(str(installed), "recipes", cwd=tmp_path)
-    run(str(installed), "init", "mine", "--job", "images", cwd=tmp_path)
-    assert "8 of 16 Laplacian" in run(str(installed), "train", "mine/mine.yaml", "--dry-run", cwd=tmp_path)
-
-
-def test_a_file_wins_over_a_shipped_recipe_of_its_name(installed, tmp_path):
-    (tmp_path / "quickstart.yaml").write_text("objective: nothing_known\n")
-    done = run_process([installed, "train", "quickstart.yaml"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "nothing_known" in done.stderr
-
-
 def test_a_report_has_its_page_and_the_papers_claims_and_numbers(installed, tmp_path):
     write_run(tmp_path / "runs", "cifar", "vitb_cifar10", scores={"top1": 0.9})
     run(str(installed), "report", "--format", "html", "--out", "report.html", cwd=tmp_path)

@@ -158,8 +158,7 @@ class ImageExamples:
     def pictures(self, files: Sequence[Path], count: int) -> list[tuple[str, Image.Image]]:
         """Return named images: the files, or `count` images spread evenly over the data if there are none."""
         if files:
-            turned = self._source.exif_orientation == "apply"
-            return [(path.name, _read(path, turned)) for path in files]
+            return [(path.name, _read(path)) for path in files]
         spread = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(int))
         chosen = [int(self._indices[index]) for index in spread]
         return [(self._images.name(index), self._images.image(index)) for index in chosen]
@@ -179,9 +178,9 @@ class ImageExamples:
         return normalise(pixels_CHW[None].to(self._device), self._source), pixels_CHW
 
 
-def _read(path: Path, turned: bool) -> Image.Image:
+def _read(path: Path) -> Image.Image:
     try:
-        return decode(path.read_bytes(), str(path), turned)
+        return decode(path.read_bytes(), str(path))
     except OSError as error:
         raise UsageError(f"--image {path} cannot be read ({error.strerror}); name a file with an image") from None
 

@@ -27,7 +27,7 @@ def chat(
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     runs_dir: options.RunsDir = None,
 ) -> None:
-    """Talk to a fine-tuned model. /system, /clear, /save and /quit are commands; Ctrl-C stops an answer."""
+    """Talk to a fine-tuned model. /clear and /quit are commands; Ctrl-C stops an answer."""
 
     from lapcli.recipe import OBJECTIVES
     from lapcli.recipe.schema import CHAT

@@ -83,7 +83,7 @@ InitFrom = Annotated[
     typer.Option(
         "--init-from",
         metavar="SOURCE",
-        help="Start from these weights: run:NAME[@step|best], timm:NAME, an exported folder, a nanochat checkpoint.",
+        help="Start from these weights: run:NAME[@step|best] or timm:NAME.",
     ),
 ]
 Weights = Annotated[

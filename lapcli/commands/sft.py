@@ -28,7 +28,7 @@ EXAMPLES = """\b
 Examples:
   lap sft recipes/chat_quickstart.yaml --run quickstart
   lap sft recipes/chat561m.yaml --stage sft --run gpt561m_5L --nproc 8
-  lap sft recipes/chat561m.yaml --init-from my_model/hf --name my_chat
+  lap sft recipes/chat561m.yaml --init-from run:gpt561m_5L@10000 --name my_chat
   lap sft recipes/chat561m.yaml --dry-run
 """
 

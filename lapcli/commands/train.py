@@ -1,7 +1,6 @@
 """`lap train RECIPE`: train a model, or resume a run that was interrupted."""
 
 import json
-import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
@@ -16,8 +15,6 @@ from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from lapcli.recipe import BaseRecipe
     from lapcli.runs import Run
 
@@ -55,18 +52,13 @@ def train(
     A resumed run is bit for bit the same as an uninterrupted one with as many processes: always on the CPU, and on
     CUDA with --set train.deterministic=true.
     """
-    from lapcli.recipe import BaseRecipe, RecipeError, load_recipe
+    from lapcli.recipe import BaseRecipe, load_recipe
     from lapcli.runs import check_name
     from lapcli.runtime.progress import say_start
 
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
-    try:
-        given = [*options.overrides(set_, data), *options.init_from(init_from, weights)]
-        loaded = load_recipe(recipe, given, seed)
-    except RecipeError:
-        if not fresh:
-            _check_plugins_of((runs_dir or default_runs_dir()) / run_name)
-        raise
+    given = [*options.overrides(set_, data), *options.init_from(init_from, weights)]
+    loaded = load_recipe(recipe, given, seed)
     if not isinstance(loaded, BaseRecipe):
         raise UsageError(f"{recipe} has stages; they are trained by `lap sft {recipe}`")
     check_name(run_name)
@@ -120,14 +112,6 @@ def _check_machines(processes: Processes, recipe: "BaseRecipe", device: str) -> 
             raise UsageError(f"--nnodes {processes.nnodes}: with {machines} machines {error}") from None
 
 
-def _check_plugins_of(path: "Path") -> None:
-    """Raise if the plugin of a run to resume is missing, before its recipe is refused with a less helpful message."""
-    from lapcli.runs import INFO, check_plugins, read_info
-
-    if os.path.isfile(path / INFO):  # False, not an error, for what cannot be a file name
-        check_plugins(path, read_info(path), reads_data=True)
-
-
 def _print_result(run: "Run", as_json: bool) -> None:
     """Print the scores, the samples, the folder of the run and what to try next."""
     from lapcli.runs import read_summary
@@ -169,13 +153,9 @@ def summary_lines(summary: dict) -> list[str]:
     lines = []
     start, end = summary.get("start", {}), summary.get("end", {})
     for key, value in end.items():
-        if "_layer_" in key:  # one number a layer or head, too many to print; they are in metrics.jsonl
-            continue
         text = f"  {key.replace('_', ' '):<34}{value:.4f}"
         if start.get(key):
             text += f"   from {start[key]:.4f} ({value / start[key] - 1:+.0%})"
-        if key == "validation_bits_per_byte" and "bigram_bits_per_byte" in summary:
-            text += f"; a token-bigram model has {summary['bigram_bits_per_byte']:.4f}"
         lines.append(text)
     for sample in summary.get("samples", []):
         lines.append(f"  sample: [{sample['prompt']}]{sample['continuation']}".replace("\n", "\n    "))

@@ -8,14 +8,12 @@
     def register(extensions):               # in the module of the entry point group `lap.plugins`
         extensions.add("data source", Fables())
 
-Text and conversations are written once to a jsonl file in the cache, which a run reads like any other local file. The
-sizes of public data sets are known too (`known_set`), for `lap plan` before anything is downloaded.
+Text and conversations are written once to a jsonl file in the cache, which a run reads like any other local file.
 """
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -82,25 +80,17 @@ class ConversationSource(RowSource):
     modality = "chat"
 
 
-@dataclass(frozen=True)
-class KnownSet:
-    train_images: int | None = None
-    download_bytes: int | None = None  # all files together, roughly
-    file_bytes: int | None = None  # one file, roughly
-
-
-KNOWN_SETS: dict[str, KnownSet] = {
-    "builtin": KnownSet(train_images=1_797),  # of images: scikit-learn's digits
-    "hub:uoft-cs/cifar10": KnownSet(train_images=50_000, download_bytes=144_000_000),
-    "hub:uoft-cs/cifar100": KnownSet(train_images=50_000, download_bytes=142_000_000),
-    "hub:ILSVRC/imagenet-1k": KnownSet(train_images=1_281_167, download_bytes=166_000_000_000),
-    # A shard has 250 million characters, compressed.
-    "hub:karpathy/fineweb-edu-100b-shuffle": KnownSet(file_bytes=100_000_000),
+#: Training images of public sets, with which `lap plan` counts the steps of a recipe before anything is downloaded.
+TRAIN_IMAGES = {
+    "builtin": 1_797,  # scikit-learn's digits
+    "hub:uoft-cs/cifar10": 50_000,
+    "hub:uoft-cs/cifar100": 50_000,
+    "hub:ILSVRC/imagenet-1k": 1_281_167,
 }
 
 
-def known_set(source: str) -> KnownSet:
-    """Return the facts about a source, all None if it is not in the table and does not declare them."""
+def known_images(source: str) -> int | None:
+    """Return the number of training images of a source; None if it is not known before it is opened."""
     if source.startswith(PREFIX):
-        return KnownSet(train_images=getattr(find_source(source, "images"), "train_images", None))
-    return KNOWN_SETS.get(source, KnownSet())
+        return getattr(find_source(source, "images"), "train_images", None)
+    return TRAIN_IMAGES.get(source)

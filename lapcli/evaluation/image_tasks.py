@@ -51,7 +51,7 @@ def measure_images(request: Request, loaded: LoadedModel, world: World) -> list[
         images: ImageData | None = None
         if {"linear", "knn"} & set(probes):
             assert loaded.images is not None
-            images = open_images(_source(loaded.images, data, request.limit), None, progress)
+            images = open_images(_source(loaded.images, data), None)
             world.require_same({"data": images.identity})
         for task in probes:
             if task == "linear" and images is not None:
@@ -69,13 +69,11 @@ def measure_images(request: Request, loaded: LoadedModel, world: World) -> list[
     return scores
 
 
-def _source(source: ImageFiles, data: Path | None, limit: int | None) -> ImageFiles:
-    changes: dict[str, Any] = {}
-    if data is not None:
-        changes = {"train": str(data), "validation": None, "revision": None, "image_column": None, "label_column": None}
-    if limit is not None:
-        changes["decoded_gigabytes"] = 0.0  # no cache of decoded images: most of them are not used
-    return source.model_copy(update=changes)
+def _source(source: ImageFiles, data: Path | None) -> ImageFiles:
+    if data is None:
+        return source
+    own = dict.fromkeys(("validation", "revision", "image_column", "label_column"))
+    return source.model_copy(update={"train": str(data), **own})
 
 
 def _accuracy(

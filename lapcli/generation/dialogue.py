@@ -2,19 +2,17 @@
 
 import codecs
 import contextlib
-import json
 import re
 import sys
 import unicodedata
 from collections.abc import Callable, Generator, Iterable, Iterator
-from pathlib import Path
 
 from lapcli.data.chat.conversation import question_and_answer, render, render_prompt
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.models.gpt import GPT
 
-COMMANDS = "/system TEXT sets a system message, /clear clears the conversation, /save FILE saves it, /quit quits"
+COMMANDS = "/clear clears the conversation, /quit quits"
 
 
 #: How special tokens are shown: a call of the calculator reads `[calculator: 6*7][= 42]`. The others are not.
@@ -56,11 +54,9 @@ class Dialogue:
         self._longest = model.config.context
         self._exchanges: list[list[int]] = []
         self.forgotten = 0  # exchanges that did not fit
-        self.system = ""  # prepended to the first question that the model sees, as in its training data
-        self.messages: list[dict[str, str]] = []  # the whole conversation, as `/save` writes it
 
     def clear(self) -> None:
-        self._exchanges, self.messages = [], []
+        self._exchanges = []
 
     def answer(self, question: str) -> Generator[str]:
         """Yield the answer in pieces of text. If this is closed early, the answer is kept as far as it went."""
@@ -74,8 +70,6 @@ class Dialogue:
                     yield shown.add(event.token)
             yield shown.end()
         finally:
-            self.messages.append({"role": "user", "content": question})
-            self.messages.append({"role": "assistant", "content": transcript(tokens, self._tokenizer)})
             # Closed even if the answer was cut short: every turn of the training data ends with this token.
             self._exchanges.append([*asked, *tokens, self._tokenizer.special("<|assistant_end|>")])
 
@@ -88,21 +82,15 @@ class Dialogue:
         around = [self._tokenizer.special("<|user_end|>"), self._tokenizer.special("<|assistant_start|>")]
         # A large max_tokens must not take the room of the question: at most half of the context is reserved.
         answer = min(self._sampling.max_tokens, self._longest // 2)
-        room = max(1, self._longest - len(around) - 1 - len(self._system_tokens()) - answer)
+        room = max(1, self._longest - len(around) - 1 - answer)
         return [*tokens[:-1][:room], *around]
 
-    def _system_tokens(self) -> list[int]:
-        """Return the system text with a blank line after it, truncated if it would leave no room for questions."""
-        return self._tokenizer.encode(f"{self.system}\n\n")[: self._longest // 4] if self.system else []
-
     def _prompt(self, asked: list[int]) -> list[int]:
-        system = self._system_tokens()
-        room = self._longest - 1 - len(asked) - len(system) - min(self._sampling.max_tokens, self._longest // 2)
+        room = self._longest - 1 - len(asked) - min(self._sampling.max_tokens, self._longest // 2)
         while self._exchanges and sum(map(len, self._exchanges)) > room:
             self._exchanges.pop(0)
             self.forgotten += 1
-        start, *rest = [*(token for exchange in self._exchanges for token in exchange), *asked]
-        return [self._tokenizer.bos, start, *system, *rest]  # `start` is the first <|user_start|>
+        return [self._tokenizer.bos, *(token for exchange in self._exchanges for token in exchange), *asked]
 
 
 def converse(dialogue: Dialogue, read: Callable[[str], str] = input) -> None:
@@ -122,36 +110,16 @@ def converse(dialogue: Dialogue, read: Callable[[str], str] = input) -> None:
             continue
         if question == "/quit":
             return
-        if re.match(r"/\w+(\s|$)", question):
-            print(f"({_obey(dialogue, *question.split(maxsplit=1))})", file=sys.stderr)
+        if question == "/clear":
+            dialogue.clear()
+            print("(forgotten)", file=sys.stderr)
+        elif re.fullmatch(r"/\w+", question):
+            print(f"(no command {question}; {COMMANDS})", file=sys.stderr)
         elif question:
             _print_answer(dialogue, question)
             if dialogue.forgotten > forgotten:
                 forgotten = dialogue.forgotten
                 print("(the oldest questions no longer fit the context and are forgotten)", file=sys.stderr)
-
-
-def _obey(dialogue: Dialogue, command: str, words: str = "") -> str:
-    """Run a command that begins with / and return a message about it."""
-    if command == "/clear":
-        dialogue.clear()
-        return "forgotten"
-    if command == "/system":
-        dialogue.system = words
-        return "the system message is prepended to the first question" if words else "system message removed"
-    if command != "/save":
-        return f"no command {command}; {COMMANDS}"
-    if not dialogue.messages:
-        return "nothing was said yet"
-    # One line for each conversation, in the format `conversations` of a recipe.
-    system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
-    file = Path(words or "conversation.jsonl").expanduser()
-    try:
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps([*system, *dialogue.messages], ensure_ascii=False) + "\n")
-    except OSError as error:
-        return f"{file} cannot be written: {error.strerror}; name another file"
-    return f"saved to {file}"
 
 
 def _print_answer(dialogue: Dialogue, question: str) -> None:

@@ -15,15 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapcli.heads.laplacian import laplacian_attention
-from lapcli.heads.operators import FIRST_VALUES, INPUT, MEAN, HeadState, Learnt, Operator
+from lapcli.heads.operators import INPUT, MEAN, HeadState, Learnt, Operator
 from lapcli.heads.plan import HeadPlan, LayerClaims
-
-
-class FirstValues:
-    """Values of the current tokens in the first layer: stored by it, read by operators of later layers."""
-
-    def __init__(self) -> None:
-        self.v_BGTD: Tensor | None = None
 
 
 class HeadOperators(nn.Module):
@@ -32,10 +25,9 @@ class HeadOperators(nn.Module):
     def __init__(self, plan: HeadPlan, layer: int, head_size: int, width: int) -> None:
         super().__init__()
         self.claims: LayerClaims = plan.layers[layer]
-        self.layer, self.heads = layer, plan.heads
+        self.heads = plan.heads
         self.laplacian_heads = plan.per_layer[layer]
         self.is_laplacian = sum(n for _, n in self.claims) == self.laplacian_heads  # or plain attention
-        self.keeps_first_values = layer == 0 and needs_first_values(plan)
         self._learnt: dict[str, Learnt] = {}
         self._names: list[dict[str, str]] = []  # per claim: the operator's name of a parameter -> its name here
         for operator, heads in self.claims:
@@ -86,7 +78,6 @@ class HeadOperators(nn.Module):
         mask: Tensor | None = None,
         dropout: float = 0.0,
         current_v_BGTD: Tensor | None = None,
-        first: FirstValues | None = None,
     ) -> Tensor:
         """Return the input of the output projection, B x H x T x D; arguments are those of `laplacian_attention`."""
         if self.is_laplacian and not dropout:
@@ -102,7 +93,7 @@ class HeadOperators(nn.Module):
             )
         else:
             o_BHTD = laplacian_attention(q_BHTD, k_BGSD, v_BGSD, 0, causal=causal, mask=mask)
-        return self.epilogue(o_BHTD, v_BGSD, current_v_BGTD, x_BTC=x_BTC, causal=causal, mask=mask, first=first)
+        return self.epilogue(o_BHTD, v_BGSD, current_v_BGTD, x_BTC=x_BTC, causal=causal, mask=mask)
 
     def epilogue(
         self,
@@ -113,22 +104,18 @@ class HeadOperators(nn.Module):
         x_BTC: Tensor | None = None,
         causal: bool = False,
         mask: Tensor | None = None,
-        first: FirstValues | None = None,
     ) -> Tensor:
         """Apply each operator to its heads of SDPA's output; the other heads stay unchanged."""
-        first_v = None if first is None or self.layer == 0 else first.v_BGTD
         parts: list[Tensor] = []
         end = self.heads  # operators claim heads from the last one backwards
         for (operator, count), names in zip(self.claims, self._names, strict=True):
             begin = end - count
-            mean, first_values = None, None
+            mean = None
             if MEAN in operator.needs:
                 heads_mask = _of_heads(mask, begin, end)
                 mean = visible_mean(self._own(v_BGSD, begin, end), o_BHTD.shape[2], causal, heads_mask)
-            if FIRST_VALUES in operator.needs and first_v is not None:
-                first_values = self._own(first_v, begin, end)
             parameters = {name: getattr(self, registered) for name, registered in names.items()}
-            state = HeadState(parameters, mean, first_values, x_BTC if INPUT in operator.needs else None)
+            state = HeadState(parameters, mean, x_BTC if INPUT in operator.needs else None)
             y = operator.apply(self._own(current_v_BGTD, begin, end), o_BHTD[:, begin:end], state)
             parts.append(y.to(o_BHTD.dtype))  # means and learnt numbers are float32 and widen it
             end = begin
@@ -170,11 +157,6 @@ def visible_mean(v_BHSD: Tensor, tokens: int, causal: bool, mask: Tensor | None)
     return sums_BHTD / torch.arange(before + 1, S + 1, dtype=wide, device=v_BHSD.device)[:, None]  # visible keys
 
 
-def needs_first_values(plan: HeadPlan) -> bool:
-    """Return whether any operator of the plan reads the values of the first layer."""
-    return any(FIRST_VALUES in claim.operator.needs for layer in plan.layers for claim in layer)
-
-
 def operator_parameters(model: nn.Module) -> set[str]:
     """Return the names of operators' parameters: never decayed, and updated by AdamW even where the rest uses Muon."""
     modules = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, HeadOperators)]
@@ -189,8 +171,7 @@ def freeze_vanishing_biases(model: nn.Module) -> None:
     """
     for module in model.modules():
         operators, bias = getattr(module, "operators", None), getattr(getattr(module, "qkv", None), "bias", None)
-        # Later layers may read the first one's values as they are.
-        if not isinstance(operators, HeadOperators) or bias is None or operators.keeps_first_values:
+        if not isinstance(operators, HeadOperators) or bias is None:
             continue
         end, width = operators.heads, len(bias) // 3
         for operator, count in operators.claims:

@@ -25,7 +25,7 @@ from lapcli.runtime.plugins import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
-MEAN, FIRST_VALUES, INPUT = "the mean of the visible values", "the first layer's values", "the layer's input"
+MEAN, INPUT = "the mean of the visible values", "the layer's input"
 LARGEST = 1e3  # of a constant; catches a typo with too many zeros
 
 
@@ -44,7 +44,6 @@ class HeadState:
 
     parameters: Mapping[str, Tensor]
     mean_BHTD: Tensor | None = None
-    first_v_BHTD: Tensor | None = None  # None in the first layer, whose values are `v` itself
     x_BTC: Tensor | None = None
 
 
@@ -273,30 +272,6 @@ class Shaped(Combination):
         return alpha, beta, -gamma
 
 
-@dataclass(frozen=True)
-class NeuTRENO(Operator):
-    """NeuTRENO (Nguyen et al., 2023, arXiv 2312.00751): `y = o + s (v1 - v)`, v1 the same head's values in the first
-    layer.
-
-    It pulls tokens back to their initial values. `strength` s is fixed: 0.6 in the released DeiT, 0.4 in its language
-    model. In the first layer v1 is v, and the head is plain attention.
-    """
-
-    name = "neutreno"
-    letter = "N"
-    needs = frozenset({FIRST_VALUES})
-
-    strength: float = 0.6
-
-    def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
-        if state.first_v_BHTD is None:
-            return o_BHTD
-        return o_BHTD + self.strength * (state.first_v_BHTD - v_BHTD)
-
-    def flops(self, head_size: int, width: int) -> int:
-        return 3 * head_size
-
-
 SMALLEST = 1e-8  # of |v|^2, as modded-nanogpt
 
 
@@ -365,6 +340,6 @@ OPERATORS: Registry[type[Operator]] = Registry(
     "operator",
     {
         kind.name: f"{__name__}:{kind.__name__}"
-        for kind in (Attention, Laplacian, Mix, ValueOnly, Centered, AttnScale, Shaped, NeuTRENO, Exclusive, Gate)
+        for kind in (Attention, Laplacian, Mix, ValueOnly, Centered, AttnScale, Shaped, Exclusive, Gate)
     },
 )

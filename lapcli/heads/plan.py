@@ -11,7 +11,7 @@ and short for `model.operators: {laplacian: 5}`, which names any operators of `l
 
     {laplacian: 3, exclusive: 2}                            three and two in every layer, the rest is attention
     {mix: {heads: all, alpha: 0.0, learn: [alpha]}}         with its constants
-    {centered: "linear(0, 4)", neutreno: {layers: 6-11, heads: 2}}   the comma needs the quotes within braces
+    {centered: "linear(0, 4)", exclusive: {layers: 6-11, heads: 2}}   the comma needs the quotes within braces
     [{}, {laplacian: 4}, {laplacian: 2, gate: 2}]           one mapping per layer
 
 The *last* heads of a layer are claimed first: `{laplacian: 3, exclusive: 2}` makes the last three Laplacian and the two

@@ -16,7 +16,7 @@ from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
-from lapcli.heads.operator_attention import FirstValues, HeadOperators
+from lapcli.heads.operator_attention import HeadOperators
 from lapcli.heads.plan import HeadPlan, HeadSpec, head_plan, plan_of_layers
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -52,24 +52,17 @@ def refuse_needs(plan: HeadPlan) -> None:
 def set_operators(model: Model, plan: HeadPlan) -> Model:
     """Set the operators of each layer's heads, in place, and initialise the operators' parameters."""
     layers = attention_layers(model)
-    first, readers = FirstValues(), []
     for number, module in enumerate(layers):
         plain = _PLAIN.get(type(module), type(module))
         operators = HeadOperators(plan, number, module.proj.in_features // plan.heads, module.proj.in_features)
-        # The first layer without operators of its own still has to keep its values for later layers.
-        has_operators = bool(operators.claims) or operators.keeps_first_values
-        module.__class__ = _LAPLACIAN[plain] if has_operators else plain
-        if has_operators:
+        module.__class__ = _LAPLACIAN[plain] if operators.claims else plain
+        if operators.claims:
             weight = module.proj.weight
             module.operators = operators.to(weight.device)
             if not weight.is_meta:
                 operators.initialise()
-            module.first_values, module.is_last_reader = first, False
-            readers.append(module)
         elif "operators" in module._modules:  # plain again: without the parameters of operators
-            del module.operators, module.first_values
-    if readers:
-        readers[-1].is_last_reader = True
+            del module.operators
     return model
 
 
@@ -112,17 +105,10 @@ class _WithOperators:
     """The part that the three classes share: the operators and the output projection."""
 
     operators: HeadOperators
-    first_values: FirstValues  # shared by all layers
-    is_last_reader: bool
 
     def _attend(self, x_BTC: Tensor, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, causal: bool) -> Tensor:
         rate = self.attn_drop.p if self.training else 0.0  # type: ignore[attr-defined]
-        if self.operators.keeps_first_values:
-            self.first_values.v_BGTD = qkv[2]
-        y_BHTD = self.operators(*qkv, x_BTC=x_BTC, causal=causal, mask=mask, dropout=rate, first=self.first_values)
-        if self.is_last_reader:  # else their memory would be held until the next forward
-            self.first_values.v_BGTD = None
-        return y_BHTD
+        return self.operators(*qkv, x_BTC=x_BTC, causal=causal, mask=mask, dropout=rate)
 
     def _project(self, x_BTC: Tensor, y_BHTD: Tensor) -> Tensor:
         """Concatenate the heads, apply timm's optional norm and gate, then the output projection."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lapcli.heads.operator_attention import FirstValues, HeadOperators
+from lapcli.heads.operator_attention import HeadOperators
 from lapcli.heads.plan import HeadPlan
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.gpt import GPT, rms_norm
@@ -32,13 +32,10 @@ class HeadInputs:
     causal: bool
     operators: HeadOperators
     normed_BTC: Tensor  # the input of the layer's attention
-    first: FirstValues | None = None
 
     def outputs(self) -> Tensor:
         """Return the outputs of the heads, with their operators, before the output projection."""
-        return self.operators(
-            *(self.q_BHTD, self.k_BHTD, self.v_BHTD), x_BTC=self.normed_BTC, causal=self.causal, first=self.first
-        )
+        return self.operators(self.q_BHTD, self.k_BHTD, self.v_BHTD, x_BTC=self.normed_BTC, causal=self.causal)
 
 
 class Anatomy:
@@ -97,11 +94,10 @@ class GPTAnatomy(Anatomy):
     def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
         attn: Any = self.blocks[layer].attn
         normed_BTC, rotary = args[0], args[1]
-        q, k, v = attn.queries_keys_values(normed_BTC, rotary, args[4] if len(args) > 4 else None)
+        q, k, v = attn.queries_keys_values(normed_BTC, rotary, args[3] if len(args) > 3 else None)
         groups = q.shape[1] // k.shape[1]
         k, v = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (k, v))
-        first = args[3] if len(args) > 3 else None  # positional, as `Block.forward` passes it: x, rotary, cache, first
-        return HeadInputs(x_BTC, q, k, v, attn.out.weight, None, True, attn.operators, normed_BTC, first)
+        return HeadInputs(x_BTC, q, k, v, attn.out.weight, None, True, attn.operators, normed_BTC)
 
 
 class TimmAnatomy(Anatomy):
@@ -153,8 +149,7 @@ class TimmAnatomy(Anatomy):
         operators = getattr(attn, "operators", None)
         if operators is None:  # timm's own class
             operators = HeadOperators(self.plan, layer, q.shape[-1], self.width)
-        first = getattr(attn, "first_values", None)
-        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, scale, False, operators, args[0], first)
+        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, scale, False, operators, args[0])
 
 
 class DinoAnatomy(Anatomy):
@@ -182,11 +177,8 @@ class DinoAnatomy(Anatomy):
         block: Any = self.blocks[layer]
         attn, normed_NC, group = block.attn, args[0], args[1][0]  # one group: all images have one size
         q, k, v = attn.queries_keys_values(attn.qkv(normed_NC), group)
-        first = FirstValues()
-        if len(args) > 2 and args[2] is not None:
-            first.v_BGTD = attn.by_head(args[2], group)
         normed_BTC = normed_NC.view_as(x_BTC)
-        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, block.gamma_1, False, attn.operators, normed_BTC, first)
+        return HeadInputs(x_BTC, q, k, v, attn.proj.weight, block.gamma_1, False, attn.operators, normed_BTC)
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:

@@ -23,13 +23,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.heads.operator_attention import FirstValues, HeadOperators, initialise_operators, needs_first_values
+from lapcli.heads.operator_attention import HeadOperators, initialise_operators
 from lapcli.heads.plan import HeadPlan
 from lapcli.models.compiling import compiled
 from lapcli.recipe.dino import DinoModel
@@ -85,22 +84,11 @@ class RotaryAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x_NC: Tensor, groups: Sequence[CropGroup], first_v_NC: Tensor | None = None) -> Tensor:
+    def forward(self, x_NC: Tensor, groups: Sequence[CropGroup]) -> Tensor:
         sizes = [group.size for group in groups]
-        first_parts = [None] * len(sizes) if first_v_NC is None else first_v_NC.split(sizes)
-        mixed = [
-            self._attend(*part)
-            for part in zip(self.qkv(x_NC).split(sizes), x_NC.split(sizes), first_parts, groups, strict=True)
-        ]
+        parts = zip(self.qkv(x_NC).split(sizes), x_NC.split(sizes), groups, strict=True)
+        mixed = [self._attend(*part) for part in parts]
         return self.proj(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
-
-    def values(self, x_NC: Tensor) -> Tensor:
-        """Compute only the values, of all heads side by side."""
-        width = self.proj.in_features
-        return F.linear(x_NC, self.qkv.weight[2 * width :], self.qkv.bias[2 * width :])
-
-    def by_head(self, v_NC: Tensor, group: CropGroup) -> Tensor:
-        return v_NC.view(group.images, group.tokens, self.heads, -1).transpose(1, 2)
 
     def queries_keys_values(self, qkv_NC: Tensor, group: CropGroup) -> tuple[Tensor, Tensor, Tensor]:
         split = qkv_NC.view(group.images, group.tokens, 3, self.heads, -1)
@@ -108,13 +96,11 @@ class RotaryAttention(nn.Module):
         q_BHTD, k_BHTD = (rotate(x, group.cos_TD, group.sin_TD) for x in (q_BHTD, k_BHTD))
         return q_BHTD, k_BHTD, v_BHTD
 
-    def _attend(self, qkv_NC: Tensor, x_NC: Tensor, first_v_NC: Tensor | None, group: CropGroup) -> Tensor:
+    def _attend(self, qkv_NC: Tensor, x_NC: Tensor, group: CropGroup) -> Tensor:
         q_BHTD, k_BHTD, v_BHTD = self.queries_keys_values(qkv_NC, group)
         v_BHTD = v_BHTD.contiguous()  # a view would keep q, k and v in memory for the backward
-        first = FirstValues()
-        first.v_BGTD = None if first_v_NC is None else self.by_head(first_v_NC, group)
         x_BTC = x_NC.view(group.images, group.tokens, -1)
-        y_BHTD = self.operators(q_BHTD, k_BHTD, v_BHTD, x_BTC=x_BTC, first=first)
+        y_BHTD = self.operators(q_BHTD, k_BHTD, v_BHTD, x_BTC=x_BTC)
         return y_BHTD.transpose(1, 2).reshape(group.size, -1)
 
 
@@ -141,19 +127,18 @@ class Block(nn.Module):
         self.mlp = MLP(width, hidden)
         self.gamma_2 = nn.Parameter(torch.full((width,), layer_scale))
 
-    def forward(self, x_NC: Tensor, groups: Sequence[CropGroup], first_v_NC: Tensor | None = None) -> Tensor:
-        x_NC = self._add(x_NC, groups, lambda x, kept, v: self.gamma_1 * self.attn(self.norm1(x), kept, v), first_v_NC)
-        return self._add(x_NC, groups, lambda x, kept, _: self.gamma_2 * self.mlp(self.norm2(x)))
+    def forward(self, x_NC: Tensor, groups: Sequence[CropGroup]) -> Tensor:
+        x_NC = self._add(x_NC, groups, lambda x, kept: self.gamma_1 * self.attn(self.norm1(x), kept))
+        return self._add(x_NC, groups, lambda x, _: self.gamma_2 * self.mlp(self.norm2(x)))
 
     def _add(
         self,
         x_NC: Tensor,
         groups: Sequence[CropGroup],
-        branch: Callable[[Tensor, Sequence[CropGroup], Tensor | None], Tensor],
-        first_v_NC: Tensor | None = None,
+        branch: Callable[[Tensor, Sequence[CropGroup]], Tensor],
     ) -> Tensor:
         if not (self.training and self.drop_path):
-            return x_NC + branch(x_NC, groups, first_v_NC).to(x_NC.dtype)
+            return x_NC + branch(x_NC, groups).to(x_NC.dtype)
         kept = [group.of(max(int(group.images * (1 - self.drop_path)), 1)) for group in groups]
         rows, scales, first = [], [], 0
         for group, kept_group in zip(groups, kept, strict=True):
@@ -166,8 +151,7 @@ class Block(nn.Module):
             scales.append(x_NC.new_full((kept_group.size, 1), scale, dtype=torch.float32))
             first += group.size
         rows_N = torch.cat(rows)
-        first_v_NC = None if first_v_NC is None else first_v_NC[rows_N]
-        added = branch(x_NC[rows_N], kept, first_v_NC) * torch.cat(scales)
+        added = branch(x_NC[rows_N], kept) * torch.cat(scales)
         return x_NC.index_add(0, rows_N, added.to(x_NC.dtype))  # under autocast the branch has another dtype
 
 
@@ -218,20 +202,9 @@ class DinoViT(nn.Module):
         return _by_image((self._compiled_blocks or self._through_blocks)(x_NC, groups), groups)
 
     def _through_blocks(self, x_NC: Tensor, groups: list[CropGroup]) -> Tensor:
-        first_v_NC = self._first_values(x_NC)
         for block in self.blocks:
-            x_NC = block(x_NC, groups, first_v_NC)
+            x_NC = block(x_NC, groups)
         return self.norm(x_NC)
-
-    def _first_values(self, x_NC: Tensor) -> Tensor | None:
-        """Return the values of the first layer, if operators of later ones need them.
-
-        Computed separately: under stochastic depth the first layer drops other images than later ones.
-        """
-        if not needs_first_values(self.plan):
-            return None
-        first: Any = self.blocks[0]
-        return first.attn.values(first.norm1(x_NC))
 
     def use_compile(self) -> "DinoViT":
         """Compile `tokens`, which training and its validation call."""
@@ -244,9 +217,8 @@ class DinoViT(nn.Module):
             raise ValueError(f"there are {len(self.blocks)} blocks, got blocks={blocks}")
         x_NC, groups = self._embed([images_BCHW], [None])
         features = []
-        first_v_NC = self._first_values(x_NC)
         for number, block in enumerate(self.blocks, start=1):
-            x_NC = block(x_NC, groups, first_v_NC)
+            x_NC = block(x_NC, groups)
             if number > len(self.blocks) - blocks:
                 tokens_BTC = _by_image(self.norm(x_NC), groups)[0]
                 features.append((tokens_BTC[:, 0], tokens_BTC[:, 1:]))

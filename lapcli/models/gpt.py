@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lapcli.heads.operator_attention import FirstValues, HeadOperators, initialise_operators
+from lapcli.heads.operator_attention import HeadOperators, initialise_operators
 from lapcli.models.chunked_loss import Reduction, softcapped_cross_entropy
 from lapcli.models.compiling import compiled
 from lapcli.recipe.schema import GATE_CHANNELS, GPTModel
@@ -172,13 +172,10 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         rotary: tuple[Tensor, Tensor],
         cache: KVCache | None = None,
-        first: FirstValues | None = None,
         embedded_BTC: Tensor | None = None,
     ) -> Tensor:
         B, T, _ = x_BTC.shape
         q_BHTD, k_BGSD, v_BGSD = self.queries_keys_values(x_BTC, rotary, embedded_BTC)
-        if first is not None and self.operators.keeps_first_values:
-            first.v_BGTD = v_BGSD
         mask, current_v = None, None
         if cache is not None:
             # If rows differ in length, the last of the S values is not the current token's.
@@ -190,7 +187,6 @@ class Attention(nn.Module):
             causal=mask is None,
             mask=mask,
             current_v_BGTD=current_v,
-            first=first,
         )
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, -1))
 
@@ -239,10 +235,9 @@ class Block(nn.Module):
         x_BTC: Tensor,
         rotary: tuple[Tensor, Tensor],
         cache: KVCache | None = None,
-        first: FirstValues | None = None,
         embedded_BTC: Tensor | None = None,
     ) -> Tensor:
-        x_BTC = x_BTC + self.attn(rms_norm(x_BTC), rotary, cache, first, embedded_BTC)
+        x_BTC = x_BTC + self.attn(rms_norm(x_BTC), rotary, cache, embedded_BTC)
         return x_BTC + self.mlp(rms_norm(x_BTC))
 
 
@@ -348,7 +343,7 @@ class GPT(nn.Module):
         places = slice(0, T) if cache is None else cache.positions(T)
         rotary = self.cos_PD[places].unsqueeze(-2), self.sin_PD[places].unsqueeze(-2)
         x_BTC = rms_norm(self.embed(tokens_BT))
-        x0_BTC, first_values = x_BTC, FirstValues()
+        x0_BTC = x_BTC
         for layer, block in enumerate(self.blocks):
             if self.config.residual_lambdas:
                 x_BTC = self.residual_lambdas[layer].to(x_BTC.dtype) * x_BTC
@@ -356,7 +351,7 @@ class GPT(nn.Module):
                 x_BTC = x_BTC + self.x0_lambdas[layer].to(x_BTC.dtype) * x0_BTC
             has_values = self.config.has_value_embedding(layer)
             embedded_BTC = self.value_embed[str(layer)](tokens_BT) if has_values else None
-            x_BTC = block(x_BTC, rotary, cache, first_values, embedded_BTC)
+            x_BTC = block(x_BTC, rotary, cache, embedded_BTC)
         if cache is not None:
             cache.advance(T)
         return rms_norm(x_BTC)
@@ -411,7 +406,6 @@ _NAMES = (
     ("blocks.N.mlp.down.weight", "transformer.h.N.mlp.c_proj.weight", "model.layers.N.mlp.fc2.weight"),
 )
 _TO_TRANSFORMERS = {ours: theirs for ours, _, theirs in _NAMES}
-_FROM_TRANSFORMERS = {theirs: ours for ours, _, theirs in _NAMES}
 _FROM_NANOCHAT = {theirs: ours for ours, theirs, _ in _NAMES}
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -420,11 +414,6 @@ def to_transformers(name: str) -> str:
     renamed = _renamed(name, _TO_TRANSFORMERS)
     assert renamed is not None, name
     return renamed
-
-
-def from_transformers(name: str) -> str | None:
-    """Return our name of a tensor; None if our GPT does not have it."""
-    return _renamed(name, _FROM_TRANSFORMERS)
 
 
 def from_nanochat(name: str) -> str | None:

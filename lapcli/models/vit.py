@@ -2,8 +2,7 @@
 
 timm and the repository differ in ways that change results: LayerScale starts at 1e-6 in timm and 1e-4 in the
 repository, the class token has a deviation of 1e-6 and 0.02, and drop path grows over the blocks in timm but has one
-rate in the repository. The repository's values are the defaults of the recipe; timm's can be set there. State-dict
-names are timm's.
+rate in the repository. The repository's values are taken. State-dict names are timm's.
 """
 
 from typing import Any
@@ -34,11 +33,10 @@ def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
             mlp_ratio=section.mlp_ratio,
             num_classes=section.classes,
             init_values=section.layer_scale,
-            drop_path_rate=section.drop_path if section.drop_path_shape == "linear" else 0.0,
         )
-        nn.init.trunc_normal_(model.cls_token, std=section.class_token_std)
+        nn.init.trunc_normal_(model.cls_token, std=0.02)
         set_operators(model, section.head_plan())  # last: operators may draw, and no other weight depends on them
-    if section.drop_path_shape == "uniform" and section.drop_path > 0:
+    if section.drop_path > 0:
         for block in model.blocks:
             block.drop_path1, block.drop_path2 = DropPath(section.drop_path), DropPath(section.drop_path)
     return model

@@ -6,6 +6,7 @@ Shapes: B rows, T tokens.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation.dialogue import transcript
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.measures.bits_per_byte import bits_per_byte
-from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing, without_padding
 from lapcli.objectives.language_model import GPTObjective
 from lapcli.objectives.objective import BatchPlan, PlanFacts
 from lapcli.objectives.schedules import learning_rate_multiplier
@@ -55,10 +55,6 @@ class Chat(GPTObjective[ChatStageRecipe]):
             "data": described,
             "data_sha256": train.identity,
             "held_out_sha256": held_out.identity if held_out else None,
-            "rows_without_target": train.dropped,
-            "cut_rows": train.cut,
-            "cut_share": train.cut / len(train),
-            "malformed_rows": sum(part.rows.malformed for part in train.parts),
             "tokenizer_sha256": self.tokenizer.sha256,
         }
 
@@ -79,7 +75,6 @@ class Chat(GPTObjective[ChatStageRecipe]):
         self.held_out_rows = self._mixture(recipe.validation.mixture, progress) if recipe.validation.mixture else None
         self._items = self._batches_of(self.train_rows)
         self._held_out = self._batches_of(self.held_out_rows) if self.held_out_rows else None
-        self._byte_lengths = self.byte_lengths()
         scheduled = train.steps or max(1, int((train.epochs or 0) * self._items.per_epoch) // train.batch)
         self._scheduled_steps = scheduled  # also with `drop_last_update`, as upstream: the rates are those of all steps
         self.steps = max(1, scheduled - 1) if recipe.drop_last_update else scheduled
@@ -137,11 +132,11 @@ class Chat(GPTObjective[ChatStageRecipe]):
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         """Measure the loss on held-out rows, weighted as in training; for packed stages also bits per byte."""
         if self._held_out is None:
-            return self._smoothing() if self.recipe.validation.smoothing else {}
+            return {}
         settings = self.recipe.validation
         wanted = settings.tokens // self.recipe.model.context if self._packed else settings.rows
         count = max(1, min(wanted, self._held_out.per_epoch))
-        nats = targets = means = groups = counted_nats = counted_bytes = 0.0
+        totals = np.zeros(6)
         # The recipe's micro-batch, not the plan's: the groups that are averaged do not depend on the processes.
         for share in self.world.shares(count, self.recipe.train.micro_batch):
             stop_if_asked()  # a collective, so also with an empty share
@@ -149,29 +144,15 @@ class Chat(GPTObjective[ChatStageRecipe]):
                 continue
             tokens_BT, targets_BT = to_device(self._held_out.items(share.start, len(share)), self.world.device)
             losses_BT = self.model.loss(tokens_BT, targets_BT, reduction="none")
-            counted = int((targets_BT >= 0).sum())
-            nats, targets = nats + float(losses_BT.sum()), targets + counted
-            means, groups = means + float(losses_BT.sum()) / max(1, counted), groups + 1
-            # Clamped, because -1 (no target) would index the last token.
-            bytes_BT = self._byte_lengths[targets_BT.clamp(min=0)] * (targets_BT >= 0)
-            counted_nats += float(losses_BT[bytes_BT > 0].sum())
-            counted_bytes += float(bytes_BT.sum())
-        nats, targets, means, groups, counted_nats, counted_bytes = self.world.sum(
-            [nats, targets, means, groups, counted_nats, counted_bytes]
-        )
+            found = self.loss_totals(losses_BT, targets_BT)
+            totals += [*found, found[0] / max(1, found[1]), 1]
+        nats, targets, counted_nats, counted_bytes, means, groups = self.world.sum(totals.tolist())
         by_group = self.recipe.average == "micro_batch"
         values = {"validation_loss": means / groups if by_group else nats / targets}
         if self._packed:
             text = "the text of validation.mixture that the loss counts"
             values["validation_bits_per_byte"] = bits_per_byte(counted_nats, counted_bytes, text)
-        return values | self._smoothing() if settings.smoothing else values
-
-    def _smoothing(self) -> dict[str, float]:
-        """Measure smoothing on the first held-out rows, or on the first training rows if the stage holds none out."""
-        items = self._held_out or self._items
-        tokens_BT, targets_BT = items.items(0, min(PROBE_SEQUENCES, items.per_epoch))
-        probe_BT = tokens_BT if self._packed else without_padding(tokens_BT, targets_BT)
-        return smoothing(self.model, probe_BT.to(self.world.device))
+        return values
 
     def describe_batch(self, step: int) -> str:
         return self._items.identity(step * self.batches.batch, self.batches.batch)
@@ -203,10 +184,5 @@ class Chat(GPTObjective[ChatStageRecipe]):
         counts = count_stage(self.recipe)
         facts = self.token_facts(counts["steps"])
         if not self._packed:
-            context = self.recipe.model.context
-            longest = f"at most: rows are padded to the longest of a micro-batch, here to {context:,} tokens"
-            facts |= {"example": "conversations", "lines": {**facts["lines"], "length": longest}}
-        missing = [count["name"] for count in counts["train"] + counts["validation"] if count["available"] is None]
-        if missing:
-            facts |= {"download": f"{', '.join(missing)}, whose size only the hub knows", "download_bytes": None}
+            facts |= {"example": "conversations"}
         return PlanFacts(data=counts_as_text(self.recipe.stage, counts), **facts)

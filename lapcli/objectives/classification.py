@@ -9,10 +9,10 @@ import torch
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
-from lapcli.data.images.augmentation import Eraser, Mixer, normalise, training_transform
+from lapcli.data.images.augmentation import Mixer, normalise, training_transform
 from lapcli.data.images.loader import ImageBatches, Reader, seconds_to_read
 from lapcli.data.images.sources import ImageData
-from lapcli.data.sources import known_set
+from lapcli.data.sources import known_images
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models import compiling
 from lapcli.models.vit import build_vit, forward_flops, without_decay
@@ -65,7 +65,6 @@ class Classification(ImageObjective[ClassificationRecipe]):
         self._mixer = Mixer(
             recipe.data.mixing, classes=recipe.model.classes, image=size, batch=train.batch, seed=recipe.seed
         )
-        self._eraser = Eraser(augmentation.erase) if augmentation.erase else None
         self._images = ImageBatches(
             len(data.train),
             batch=train.batch,
@@ -91,14 +90,9 @@ class Classification(ImageObjective[ClassificationRecipe]):
         return decay_groups(self.recipe.optimizer, dict(self.model.named_parameters()), without_decay(self.model))
 
     def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
-        """Return normalised, erased and mixed images, and the share of each class in them."""
-        images_BCHW, labels_B = self._loader.batch(step, micro_step)
-        if self._eraser:  # it draws on the CPU, before the copy: images from the GPU would make the host wait
-            keys = [(self.recipe.seed, e.epoch, e.index, e.repeat) for e in self.examples(step, micro_step)]
-            images_BCHW = self._eraser(normalise(images_BCHW, self.recipe.data), keys)
-        images_BCHW, labels_B = to_device((images_BCHW, labels_B), self.world.device)
-        if not self._eraser:
-            images_BCHW = normalise(images_BCHW, self.recipe.data)
+        """Return normalised and mixed images, and the share of each class in them."""
+        images_BCHW, labels_B = to_device(self._loader.batch(step, micro_step), self.world.device)
+        images_BCHW = normalise(images_BCHW, self.recipe.data)
         return self._mixer(images_BCHW, labels_B, step, self.batches.first(micro_step, self.world.rank))
 
     def synthetic_batch(self, examples: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -130,32 +124,24 @@ class Classification(ImageObjective[ClassificationRecipe]):
                 pads=self.policy.compiles,
                 stop_if_asked=stop_if_asked,
             )
-        values = {
+        return {
             "validation_loss": accuracy.loss,
             "validation_top1": accuracy.top(1),
             "validation_top5": accuracy.top(5),
         }
-        if self.recipe.validation.smoothing:
-            values |= self.smoothing_of(self.model)
-        return values
 
     def plan_facts(self, batches: BatchPlan) -> PlanFacts:
         section, train, data = self.recipe.model, self.recipe.train, self.recipe.data
         held_out = data.validation if isinstance(data.validation, float) else 0.0
-        per_epoch = int((known_set(data.train).train_images or 0) * (1 - held_out)) // train.batch
+        per_epoch = int((known_images(data.train) or 0) * (1 - held_out)) // train.batch
         steps = train.steps or (int((train.epochs or 0) * per_epoch) or None)
         images = None if steps is None else steps * train.batch
         tokens = (section.image // section.patch) ** 2 + 1
-        group = f"groups of {data.mixing.group or train.batch} images share a lambda" if data.mixing.is_on else "none"
         return PlanFacts(
             steps=steps,
             **self.image_facts(),
             read_seconds=seconds_to_read([section.image]),
             epochs=None if train.steps else train.epochs,
             keeps_best=True,
-            lines={
-                "tokens": f"{tokens} an image" + ("" if images is None else f", {images:,} images in all"),
-                "mixing": group,
-            },
             values={"images": images, "tokens_per_image": tokens},
         )

@@ -3,24 +3,20 @@
 import contextlib
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lapcli.checkpoint import Checkpoint, load_weights
-from lapcli.data.images.augmentation import evaluation_transform, normalise
-from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, count_workers
+from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, count_workers
 from lapcli.data.images.sources import ImageData, open_images
-from lapcli.data.sources import known_set
-from lapcli.measures.smoothing import PROBE_IMAGES, smoothing
-from lapcli.objectives.objective import LoadedModel, Objective, describe_download
+from lapcli.objectives.objective import LoadedModel, Objective
 from lapcli.objectives.weights import InitialWeights
 from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy
 from lapcli.runtime.machine import check_compiler
-from lapcli.runtime.progress import Progress, shown_progress
+from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 
 R = TypeVar("R", ClassificationRecipe, SelfSupervisedRecipe)
@@ -36,11 +32,10 @@ class ImageObjective(Objective[R]):
     _loader: ImageLoader
 
     def prepare(self, world: World, run: Run, initial: InitialWeights | None) -> dict[str, Any]:
-        with shown_progress(world.is_main) as progress:
-            data = open_images(self.recipe.data, self.classes, progress)
+        data = open_images(self.recipe.data, self.classes)
         self.use(data, world)
-        self.notes += data.notes(self.image_size)
-        return data.facts(self.image_size)
+        self.notes += [data.note] if data.note else []
+        return {"data": data.description, "data_sha256": data.identity, "classes": data.train.classes}
 
     def use(self, data: ImageData, world: World) -> None:
         """Plan the batches of opened images."""
@@ -81,14 +76,6 @@ class ImageObjective(Objective[R]):
     def compile(self) -> None:
         """Compile the model in place."""
 
-    def smoothing_of(self, model: nn.Module) -> dict[str, float]:
-        """Measure how smooth the tokens of a few held-out images are, for `validation.smoothing`."""
-        images, source, size = self.data.validation, self.recipe.data, self.image_size
-        spread = np.unique(np.linspace(0, len(images) - 1, min(PROBE_IMAGES, len(images))).astype(int))
-        reader = Reader(images, evaluation_transform(source, size), size, None)
-        probe_BCHW: Tensor = normalise(reader.read([Example(0, int(index), 0) for index in spread])[0], source)
-        return smoothing(model, probe_BCHW.to(self.world.device))
-
     def describe_batch(self, step: int) -> str:
         return self._images.identity(step)
 
@@ -127,7 +114,7 @@ class ImageObjective(Objective[R]):
 
     @classmethod
     def fetch(cls, recipe: R, progress: Progress) -> dict[str, Any]:
-        data = open_images(recipe.data, cls(recipe).classes, progress)
+        data = open_images(recipe.data, cls(recipe).classes)
         return {
             "source": recipe.data.train,
             "classes": len(data.train.classes),
@@ -138,9 +125,4 @@ class ImageObjective(Objective[R]):
 
     def image_facts(self) -> dict[str, Any]:
         """Return the fields of `PlanFacts` that images have."""
-        source = self.recipe.data.train
-        if not source.startswith("hub:"):
-            download = {}
-        else:
-            download = describe_download(known_set(source).download_bytes, source.removeprefix("hub:"))
-        return {"data": source, "example": "images", "unit": "image", **download}
+        return {"data": self.recipe.data.train, "example": "images", "unit": "image"}

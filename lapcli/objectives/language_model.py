@@ -4,6 +4,7 @@ Shapes: B sequences, T tokens.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -12,15 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from lapcli.checkpoint import Checkpoint, load_weights
-from lapcli.data.source_files import cached_hub_files
-from lapcli.data.sources import known_set
 from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.data.text.tokens import TextData, describe_source, hub_list, prepare_text, tokenise
+from lapcli.data.text.tokens import TextData, describe_source, prepare_text, tokenise
 from lapcli.generation.engine import generate
 from lapcli.heads.operator_attention import operator_parameters
-from lapcli.measures.bits_per_byte import bigram_bits_per_byte, bits_per_byte
-from lapcli.measures.smoothing import PROBE_SEQUENCES, smoothing
+from lapcli.measures.bits_per_byte import bits_per_byte
 from lapcli.models.compiling import pad_rows
 from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
 from lapcli.objectives.objective import (
@@ -30,14 +28,13 @@ from lapcli.objectives.objective import (
     ParameterGroup,
     PlanFacts,
     decay_groups,
-    describe_download,
 )
 from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
 from lapcli.objectives.weights import InitialWeights, open_weights, tokenizer_for
 from lapcli.recipe.optimizers import MuonSection
-from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TextSource, TokenizerSection
+from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TokenizerSection
 from lapcli.runs import TOKENIZER, Run
-from lapcli.runtime.devices import ComputePolicy, compute_policy, this_cpu, to_device
+from lapcli.runtime.devices import ComputePolicy, compute_policy, to_device
 from lapcli.runtime.environment import runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler
@@ -150,8 +147,17 @@ class GPTObjective(Objective[R]):
         if self.world.is_main and run.info.get("tokenizer_sha256") in (None, self.tokenizer.sha256):
             self.tokenizer.save(run.path / TOKENIZER)
 
-    def byte_lengths(self) -> Tensor:
+    @functools.cached_property
+    def _byte_lengths(self) -> Tensor:
         return torch.from_numpy(self.tokenizer.byte_lengths().astype(np.int64)).to(self.world.device)
+
+    def loss_totals(self, losses_BT: Tensor, targets_BT: Tensor) -> tuple[float, ...]:
+        """Return the sum of the losses and the number of targets, then the losses and bytes of targets with bytes."""
+        is_target = targets_BT >= 0
+        # Clamped, because -1 (no target) would index the last token.
+        bytes_BT = self._byte_lengths[targets_BT.clamp(min=0)] * is_target
+        parts = losses_BT.sum(), is_target.sum(), losses_BT[bytes_BT > 0].sum(), bytes_BT.sum()
+        return tuple(map(float, parts))
 
     def token_facts(self, steps: int | None) -> dict[str, Any]:
         """Return the fields of `PlanFacts` for batches of sequences as long as the context, counted in tokens."""
@@ -163,7 +169,6 @@ class GPTObjective(Objective[R]):
             "example": "sequences",
             "unit": "token",
             "units_per_example": self.recipe.model.context,
-            "lines": {"tokens": "-" if tokens is None else f"{tokens:,}"},
             "values": {"tokens_per_step": tokens_per_step, "tokens": tokens},
         }
 
@@ -221,9 +226,6 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         )
         self._prompts = [[data.tokenizer.bos, *data.tokenizer.encode(prompt)] for prompt in recipe.validation.prompts]
         self.check_samples(self._prompts)
-        if recipe.validation.bigram:
-            _check_memory_for_bigrams(len(data.train))
-        self._byte_lengths = self.byte_lengths()
         self.steps = train.steps or max(
             1, int((train.epochs or 0) * self._sequences.sequences_per_epoch) // train.batch
         )
@@ -244,7 +246,7 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
     @torch.no_grad()
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         """Measure the loss and bits per byte: nats / ln 2 / the raw bytes of the targets (special tokens have none)."""
-        nats = targets = counted_nats = counted_bytes = 0.0
+        totals = np.zeros(4)
         for share in self.world.shares(self._validation_sequences, self.batches.micro_batch):
             stop_if_asked()  # a collective, so also with an empty share
             if not share:
@@ -253,48 +255,28 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
             tokens_BT, targets_BT = to_device(sequences, self.world.device)
             rows = self.batches.micro_batch if self.policy.compiles else len(share)  # compiled code has one shape
             losses_BT = self.model.loss(pad_rows(tokens_BT, rows), pad_rows(targets_BT, rows), reduction="none")
-            losses_BT = losses_BT[: len(share)]
-            bytes_BT = self._byte_lengths[targets_BT]
-            nats += float(losses_BT.sum())
-            targets += losses_BT.numel()
-            counted_nats += float(losses_BT[bytes_BT > 0].sum())
-            counted_bytes += float(bytes_BT.sum())
-        nats, targets, counted_nats, counted_bytes = self.world.sum([nats, targets, counted_nats, counted_bytes])
-        values = {
+            totals += self.loss_totals(losses_BT[: len(share)], targets_BT)
+        nats, targets, counted_nats, counted_bytes = self.world.sum(totals.tolist())
+        return {
             "validation_loss": nats / targets,
             "validation_bits_per_byte": bits_per_byte(counted_nats, counted_bytes, "the held-out text"),
         }
-        return values | self._smoothing() if self.recipe.validation.smoothing else values
-
-    def _smoothing(self) -> dict[str, float]:
-        tokens_BT, _ = self._validation.sequences(0, 0, min(PROBE_SEQUENCES, self._validation.sequences_per_epoch))
-        return smoothing(self.model, tokens_BT.to(self.world.device))
 
     def describe_batch(self, step: int) -> str:
         return self._sequences.identity(step)
 
     def finish(self) -> dict[str, Any]:
-        """Continue the recipe's prompts, and evaluate a bigram model if the recipe asks for it."""
-        results: dict[str, Any] = {}
+        """Continue the recipe's prompts."""
         settings = self.recipe.validation
+        if not settings.prompts:
+            return {}
         sampling = {"temperature": settings.temperature, "top_k": settings.top_k, "seed": self.recipe.seed}
-        if settings.prompts:
-            results["samples"] = [
-                {
-                    "prompt": prompt,
-                    "continuation": self.tokenizer.decode(
-                        generate(self.model, ids, settings.sample_tokens, **sampling)  # type: ignore[arg-type]
-                    ),
-                }
-                for prompt, ids in zip(settings.prompts, self._prompts, strict=True)
-            ]
-        if settings.bigram:
-            train, validation = self.data.train, self.data.validation
-            tokens = self._validation_sequences * self.recipe.model.context + 1  # with the target of the last token
-            results["bigram_bits_per_byte"] = bigram_bits_per_byte(
-                train.read(0, len(train)), validation.read(0, tokens), self.tokenizer.byte_lengths()
-            )
-        return results
+        continuations = [
+            self.tokenizer.decode(generate(self.model, ids, settings.sample_tokens, **sampling))  # type: ignore[arg-type]
+            for ids in self._prompts
+        ]
+        pairs = zip(settings.prompts, continuations, strict=True)
+        return {"samples": [{"prompt": prompt, "continuation": text} for prompt, text in pairs]}
 
     @classmethod
     def fetch(cls, recipe: LanguageModelRecipe, progress: Progress) -> dict[str, Any]:
@@ -315,31 +297,10 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
 
     def plan_facts(self, batches: BatchPlan) -> PlanFacts:
         recipe = self.recipe
-        data = describe_source(recipe.data, recipe.tokenizer)
-        return PlanFacts(data=data, **_download_facts(recipe.data), **self.token_facts(recipe.train.steps))
+        data = describe_source(recipe.data)
+        return PlanFacts(data=data, **self.token_facts(recipe.train.steps))
 
 
 def _tokenizer_to_fetch(recipe: LanguageModelRecipe) -> TokenizerSection | Tokenizer:
     given = recipe.train.init_from
     return recipe.tokenizer if given is None else tokenizer_for(open_weights(given, runs_dir()), recipe)
-
-
-def _download_facts(source: TextSource) -> dict[str, Any]:
-    if not source.train.startswith("hub:"):
-        return {}
-    repository, names = hub_list(source)
-    missing = [name for name in names if cached_hub_files(repository, [name], source.revision) is None]
-    if not missing:
-        return {}
-    each = known_set(source.train).file_bytes
-    return describe_download(None if each is None else each * len(missing), f"{len(missing):,} files of {repository}")
-
-
-def _check_memory_for_bigrams(tokens: int) -> None:
-    """Refuse a bigram model that does not fit into memory before the run, at whose end it is evaluated."""
-    needed, available = 32 * tokens, this_cpu().memory  # counting pairs takes four arrays of 8 bytes per token
-    if available is not None and needed > available:
-        raise UsageError(
-            f"validation.bigram counts the pairs of {tokens:,} tokens in {needed / 2**30:,.0f} GB of memory, and this "
-            f"machine has {available / 2**30:,.0f}; set it to false"
-        )

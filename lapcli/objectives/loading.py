@@ -10,7 +10,6 @@ from typing import Any
 import timm
 import torch
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
 from timm.data import resolve_model_data_config
 from timm.models import clean_state_dict, eva, load_state_dict, vision_transformer
 from timm.models.eva import Eva
@@ -35,31 +34,16 @@ STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on
 
 def find_checkpoint(run: Run, which: str) -> Checkpoint:
     """Find the checkpoint `last`, `best` or of a step number, and verify its hashes."""
-    while True:
-        steps = checkpoints.steps_in(run.checkpoints)
-        try:
-            return _checkpoint_among(steps, run, which)
-        except DataError:  # training may have removed it meanwhile: then there is a newer one
-            if which != "last" or checkpoints.steps_in(run.checkpoints) == steps:
-                raise
-
-
-def _checkpoint_among(steps: list[int], run: Run, which: str) -> Checkpoint:
+    steps = checkpoints.steps_in(run.checkpoints)
     if not steps and run.is_finished:
         raise DataError(f"{run.checkpoints} has no checkpoint any more; restore it from a backup, or {TRAIN_AGAIN}")
     if not steps:
         raise UsageError(f"{run.path} has no checkpoint yet; train it first")
     if which == "last":
         return _last_checkpoint(run, steps[-1])
-    step: Any
-    if which == "best":
-        step = read_summary(run).get("best_step")
-        if step is None:
-            raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
-        if step not in steps:
-            raise DataError(f"the best checkpoint of {run.path} (step {step}) is missing; restore it, or {TRAIN_AGAIN}")
-    else:
-        step = int(which) if which.isdecimal() else None
+    step: Any = int(which) if which.isdecimal() else None
+    if which == "best" and (step := read_summary(run).get("best_step")) is None:
+        raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
     if step not in steps:
         kept = ", ".join(map(str, steps))
         raise UsageError(f"{run.path} has no checkpoint {which[:40]!r}; there are last, best and the kept steps {kept}")
@@ -80,12 +64,7 @@ def _last_checkpoint(run: Run, newest: int) -> Checkpoint:
 
 def open_run(run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False) -> LoadedModel:
     """Load the run's model with the weights of that checkpoint, or untrained without one."""
-    try:
-        return objective_of(run.recipe).load(run, checkpoint, device, float32=float32)
-    except DataError:
-        if checkpoint is None or checkpoint.path.is_dir():
-            raise
-        raise DataError(f"{checkpoint.path} was removed while it was being read; run the same command again") from None
+    return objective_of(run.recipe).load(run, checkpoint, device, float32=float32)
 
 
 def open_timm(
@@ -208,22 +187,12 @@ def _hub_weights(name: str, settings: dict[str, Any]) -> Path:
     if not repository:
         raise UsageError(f"the hub has no weights for {name}; give a file with --weights")
     repository, _, revision = str(repository).partition("@")
-    files = [settings["hf_hub_filename"]] if settings.get("hf_hub_filename") else [SAFE, "pytorch_model.bin"]
+    file, offline = settings.get("hf_hub_filename") or SAFE, hub_is_offline()
     try:
-        for number, file in enumerate(files):
-            try:
-                return Path(
-                    hf_hub_download(repository, file, revision=revision or None, local_files_only=hub_is_offline())
-                )
-            except EntryNotFoundError:
-                if number + 1 == len(files):
-                    raise
+        return Path(hf_hub_download(repository, file, revision=revision or None, local_files_only=offline))
     except Exception as error:  # the connection, proxies and the library's transports raise many kinds
-        why = (
-            "HF_HUB_OFFLINE is set and they are not on this machine" if hub_is_offline() else str(error).splitlines()[0]
-        )
+        why = "HF_HUB_OFFLINE is set and they are not on this machine" if offline else str(error).splitlines()[0]
         raise DataError(
             f"the weights of {name} cannot be loaded from {repository} on the hub ({why[:200]}); run this where the "
             "hub can be reached, or give a file with --weights"
         ) from None
-    raise AssertionError("not reached")

@@ -209,7 +209,7 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
     text_tokenizer = _tokenizer(source, tokenizer)
     tensors = read_weights(source)
     _check(source, tensors)
-    imported_from = {"file": str(source.file), "sha256": sha256, "meta": _plain(source)}
+    imported_from = {"file": str(source.file), "sha256": sha256}
     run = new_run(runs_dir, name, _recipe(source), imported_from=imported_from)
     try:
         text_tokenizer.save(run.path / TOKENIZER)
@@ -296,9 +296,3 @@ def _recipe(source: NanochatCheckpoint) -> BaseRecipe:
 
 def _count(value: Any, unit: int = 1) -> int:
     return max(1, value // unit) if type(value) is int else 1
-
-
-def _plain(source: NanochatCheckpoint) -> dict[str, Any]:
-    """Return the plain values of meta_*.json, without the state of a data loader."""
-    scalars = {key: value for key, value in source.meta.items() if isinstance(value, str | int | float | bool | None)}
-    return json.loads(json.dumps({**scalars, "model_config": source.meta.get("model_config")}, default=str))

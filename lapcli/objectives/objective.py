@@ -158,24 +158,13 @@ class PlanFacts:
 
     steps: int | None  # None: the recipe has epochs, and the size of its data is not known
     data: str
-    download: str = "nothing"
-    download_bytes: int | None = 0  # None: not known without asking the hub
     example: str = "examples"  # what batches are counted in
     unit: str = "example"  # what FLOPs are given for
     units_per_example: int = 1
     epochs: float | None = None
     keeps_best: bool = False  # keeps the best checkpoint besides the newest
     read_seconds: float = 0.0  # of one core, to read an example; 0: negligible
-    lines: Mapping[str, str] = field(default_factory=dict)  # more lines of the text
     values: Mapping[str, Any] = field(default_factory=dict)  # more keys of the JSON
-
-
-def describe_download(size: int | None, what: str) -> dict[str, Any]:
-    """Return the fields of `PlanFacts` about a download."""
-    words = f"{what}, whose size only the hub knows"
-    if size is not None:
-        words = f"about {size / 1e9:,.1f} GB unless it is on this machine already: {what}"
-    return {"download": words, "download_bytes": size}
 
 
 class Objective(ABC, Generic[R]):
@@ -301,10 +290,6 @@ class Objective(ABC, Generic[R]):
         The loop copies their means over the ranks to the host together with the loss, in the step's one sync.
         """
         return {}
-
-    def warning(self, step: int, values: dict[str, float]) -> str | None:
-        """Return a warning about the means of `update_metrics` after an update, if something is wrong with them."""
-        return None
 
     def after_step(self, step: int) -> None:
         """Update what follows the weights, such as a teacher."""

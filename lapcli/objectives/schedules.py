@@ -40,13 +40,11 @@ def cosine_multiplier(schedule: CosineSchedule, peak: float, step: int, steps: i
 
     The cosine's time includes the warm-up, so that after it the rate is a little below the peak.
     """
-    time, length, warmup = float(step), float(steps), schedule.warmup_epochs * steps_per_epoch
-    if schedule.update == "epoch":  # timm sets it after each epoch by its number, so the first two have the same rate
-        time, length, warmup = max(0, step // steps_per_epoch - 1), steps / steps_per_epoch, schedule.warmup_epochs
-    if time < warmup:
-        rate = schedule.start_lr + (peak - schedule.start_lr) * time / warmup
+    warmup = schedule.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        rate = schedule.start_lr + (peak - schedule.start_lr) * step / warmup
     else:
-        share = 0.5 * (1 + math.cos(math.pi * min(1.0, time / length)))
+        share = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
         rate = schedule.final_lr + (peak - schedule.final_lr) * share
     return rate / peak
 

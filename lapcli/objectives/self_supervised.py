@@ -22,12 +22,11 @@ from lapcli.data.images.colours import Recolouring
 from lapcli.data.images.crops import GLOBALS, BatchMasks, CropReader, mask_counts
 from lapcli.data.images.loader import ImageBatches, seconds_to_read
 from lapcli.data.images.sources import ImageData
-from lapcli.data.sources import known_set
 from lapcli.models import compiling
-from lapcli.models.dino_vit import DinoViT, Head, StudentTeacher, crop_flops
+from lapcli.models.dino_vit import Head, StudentTeacher, crop_flops
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
-from lapcli.objectives.dino_monitoring import collapse, neighbour_accuracy, teacher_health
 from lapcli.objectives.image_objective import ImageObjective
+from lapcli.objectives.neighbours import neighbour_accuracy
 from lapcli.objectives.objective import BatchPlan, ParameterGroup, PlanFacts
 from lapcli.objectives.schedules import (
     parameter_groups,
@@ -59,7 +58,6 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         self.image_size = recipe.data.crops.global_size
         self.steps = recipe.steps
         self._seen: list[dict[str, Tensor]] = []  # metrics of each micro-step of an update
-        self._has_collapsed = False
 
     @property
     def multiple(self) -> int:
@@ -73,7 +71,14 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         first = partial(self.batches.first, rank=world.rank)
         masks = BatchMasks((side, side), recipe.data, recipe.seed, train.group, self.batches.micro_batch, first)
         self.start_workers(CropReader(data.train, recipe.data, recipe.seed, masks))
-        self.notes = [epochs_in_words(recipe, len(data.train)), *accumulation_in_words(self.batches.accumulation)]
+        steps, per_epoch = recipe.steps, recipe.schedule.epoch_steps
+        passes = f"{steps * train.batch / len(data.train):.4g} passes over {len(data.train):,} images"
+        self.notes = [f"{steps:,} steps are {steps / per_epoch:.4g} epochs of {per_epoch:,} steps, and {passes}"]
+        if self.batches.accumulation > 1:
+            self.notes.append(
+                f"{self.batches.accumulation} micro-steps are accumulated: Sinkhorn-Knopp balances each one "
+                "separately, not the whole batch; masks and neighbours are the same"
+            )
 
     @property
     def flops_per_step(self) -> float:
@@ -132,14 +137,13 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
             )
 
     def loss(self, batch: CropBatch) -> Tensor:
-        """Return the loss; its parts and the teacher's health are kept for `update_metrics`."""
+        """Return the loss; its parts are kept for `update_metrics`."""
         train = self.recipe.train
         temperature = teacher_temperature(self.recipe.schedule, batch.step)
         student, teacher = self.model.student, self.model.teacher
         with torch.no_grad(), self.policy.autocast():
             (tokens_MTC,) = teacher.backbone.tokens([batch.global_MCHW])
-            teacher_MC = tokens_MTC[:, 0]
-            dino_MD = teacher.dino_head(teacher_MC)
+            dino_MD = teacher.dino_head(tokens_MTC[:, 0])
             ibot_ND = teacher.ibot_head(_patches(tokens_MTC, batch.hidden_N))
         dino_MK = self._targets(teacher.dino_head, dino_MD, temperature)
 
@@ -152,7 +156,6 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         dino, local_loss, global_loss = dino_loss(
             self._rows(class_SD), student.dino_head.prototypes.weight, dino_MK, batch.images, tau, self.policy
         )
-        seen = teacher_health(teacher_MC, dino_MK)
         del dino_MK  # N x K: freed before the targets of iBOT are computed
         ibot_NK = self._targets(teacher.ibot_head, ibot_ND, temperature)
         weights_N = patch_weights(batch.masks_MP, batch.hidden_N)
@@ -160,7 +163,7 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
             self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, weights_N, tau, self.policy
         )
         koleo = koleo_loss(global_MTC[:, 0], GLOBALS, train.group)
-        seen |= {"loss_local": local_loss, "loss_global": global_loss, "loss_ibot": ibot, "loss_koleo": koleo}
+        seen = {"loss_local": local_loss, "loss_global": global_loss, "loss_ibot": ibot, "loss_koleo": koleo}
         total = train.dino * dino + train.koleo * koleo + train.ibot * ibot
         self._seen.append({name: value.detach() for name, value in seen.items()})
         return total
@@ -195,16 +198,6 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         seen, self._seen = self._seen, []
         return {name: torch.stack([part[name] for part in seen]).mean() for name in seen[0]}
 
-    def warning(self, step: int, values: dict[str, float]) -> str | None:
-        """Return a warning when a collapse begins, once the warm-up is over."""
-        schedule = self.recipe.schedule
-        warm = step >= schedule.warmup_epochs * schedule.epoch_steps
-        prototypes = self.recipe.model.head.dino_prototypes
-        warning = collapse(values, GLOBALS * self.batches.micro_batch, prototypes) if warm else None
-        is_new = warning is not None and not self._has_collapsed
-        self._has_collapsed = warning is not None
-        return warning if is_new else None
-
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
         with self.policy.autocast():
             accuracy = neighbour_accuracy(
@@ -216,28 +209,17 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
                 pads=self.policy.compiles,
                 stop_if_asked=stop_if_asked,
             )
-        values = {"validation_knn": accuracy}
-        return values | self.smoothing_of(self.model.teacher.backbone) if self.recipe.validation.smoothing else values
+        return {"validation_knn": accuracy}
 
     def plan_facts(self, batches: BatchPlan) -> PlanFacts:
         recipe, crops, patch = self.recipe, self.recipe.data.crops, self.recipe.model.patch
         global_tokens, local_tokens = ((size // patch) ** 2 + 1 for size in (crops.global_size, crops.local_size))
         tokens, images = GLOBALS * global_tokens + crops.locals * local_tokens, recipe.steps * recipe.train.batch
-        with torch.device("meta"):
-            parameters = sum(p.numel() for p in DinoViT(recipe.model).parameters())
-        length = [epochs_in_words(recipe, known_set(recipe.data.train).train_images)]
-        length += accumulation_in_words(batches.accumulation)
         return PlanFacts(
             steps=recipe.steps,
+            epochs=recipe.steps / recipe.schedule.epoch_steps,
             **self.image_facts(),
             read_seconds=seconds_to_read([crops.global_size] * GLOBALS + [crops.local_size] * crops.locals),
-            lines={
-                "tokens": f"{tokens} an image, {images:,} images in all",
-                "backbone": f"{parameters:,} parameters, student and teacher each",
-                "crops": f"{GLOBALS} of {crops.global_size} and {crops.locals} of {crops.local_size} pixels an image",
-                "groups": f"masks and neighbours of {recipe.train.group} images",
-                "length": "\n".join(length),
-            },
             values={"images": images, "tokens_per_image": tokens},
         )
 
@@ -246,24 +228,6 @@ def _patches(tokens_MTC: Tensor, places_N: Tensor) -> Tensor:
     """Select tokens of patches by their indices among all M P; each image has a class token before its P patches."""
     patches = tokens_MTC.shape[1] - 1
     return tokens_MTC.flatten(0, 1)[places_N + places_N // patches + 1]
-
-
-def epochs_in_words(recipe: SelfSupervisedRecipe, images: int | None) -> str:
-    """Describe both counts: a schedule's epoch is a number of steps, a pass goes once over the images."""
-    steps, per_epoch = recipe.steps, recipe.schedule.epoch_steps
-    text = f"{steps:,} steps are {steps / per_epoch:.4g} epochs of {per_epoch:,} steps"
-    if images:
-        text += f", and {steps * recipe.train.batch / images:.4g} passes over {images:,} images"
-    return text
-
-
-def accumulation_in_words(accumulation: int) -> list[str]:
-    if accumulation == 1:
-        return []
-    return [
-        f"{accumulation} micro-steps are accumulated: Sinkhorn-Knopp balances each one separately, not the whole "
-        "batch; masks and neighbours are the same"
-    ]
 
 
 def image_flops(recipe: SelfSupervisedRecipe) -> int:

@@ -2,8 +2,6 @@
 
     run:NAME[@step|best]     a run, finished or not; without a suffix its last checkpoint, as for the run's FOLDER
     timm:NAME                a stock ViT with its pretrained weights, or those of a file
-    FOLDER                   an exported folder (hf, timm, safetensors), or one with checkpoints of nanochat
-    FILE.pt                  a checkpoint of nanochat or of the author's fork
 
 Tensors are returned under our own names. No code is executed: only safetensors, JSON and pickles of tensors are read.
 A run that starts from weights stores their sha256 in its recipe, which identifies them. Only the weights are loaded;
@@ -11,7 +9,6 @@ the rest of the run is new. A run that has a checkpoint resumes from that, and t
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +16,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Any, TypeVar
 
-from timm.layers import resample_abs_pos_embed, resample_patch_embed
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from lapcli import checkpoint
@@ -27,23 +24,20 @@ from lapcli.checkpoint import check_tensors, read_tensors
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.heads.plan import HeadPlan, head_plan
 from lapcli.models.dino_vit import StudentTeacher
-from lapcli.models.gpt import from_transformers
-from lapcli.objectives import nanochat
 from lapcli.objectives.loading import TIMM, build_timm, find_checkpoint, read_timm, timm_file
 from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.chat import ChatStageRecipe
 from lapcli.recipe.schema import RUN, UNKNOWN, BaseRecipe, GPTRecipe, InitFrom, Source, TextSource
 from lapcli.runs import INFO, TOKENIZER, Run, named_run, read_run
 from lapcli.runtime.errors import DataError, UsageError
-from lapcli.runtime.files import read_json, sha256_of_file
+from lapcli.runtime.files import sha256_of_file
 
 Recipe = TypeVar("Recipe", bound=BaseRecipe)
-RECORD, CONFIG, WEIGHTS = "lap.json", "config.json", "model.safetensors"  # of an exported folder
-AGAIN = "export or download the folder again"
 REMEDY = "change the recipe's model, or start from other weights"
 _NETWORKS, _BACKBONES = ("student.", "teacher."), ("student.backbone.", "teacher.backbone.")
 _PATCHES = "patch_embed.proj.weight"
 _LAYER_SCALE = re.compile(r"\.(ls[12]\.gamma|gamma_[12])$")
+_SHOWN = 8  # names in a message
 _CLASSIFIER = ("head.weight", "head.bias")
 
 
@@ -71,10 +65,6 @@ def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
     path = Path(source).expanduser()
     if (path / INFO).is_file():
         return _of_run(named_run(runs_dir, str(path)), "last")
-    if path.is_dir() and any((path / name).exists() for name in (RECORD, CONFIG, WEIGHTS)):
-        return _of_folder(path)
-    if path.suffix == ".pt" or any(path.glob("model_*.pt")) or any(path.glob("*/model_*.pt")):
-        return _of_nanochat(path)
     if path.exists():
         raise UsageError(f"{path} has no weights that lap can read; {_forms()}")
     near = f"; did you mean run:{source}?" if (runs_dir / source.partition("@")[0]).is_dir() else f"; {_forms()}"
@@ -82,7 +72,7 @@ def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
 
 
 def _forms() -> str:
-    return "weights come from run:NAME[@step|best], timm:NAME, an exported folder or a checkpoint of nanochat"
+    return "weights come from run:NAME[@step|best] or timm:NAME; `lap import` makes a run of nanochat's checkpoint"
 
 
 def _of_run(run: Run, which: str) -> Weights:
@@ -124,84 +114,6 @@ def _of_timm(name: str, weights: Path | None) -> Weights:
             "image": int(patches.img_size[0]),
             "patch": int(patches.patch_size[0]),
         },
-    )
-
-
-def _of_folder(path: Path) -> Weights:
-    """Open a folder that `lap export` wrote, after verifying the sha256 of every file that is read."""
-    try:
-        record = read_json(path / RECORD, AGAIN)
-    except FileNotFoundError:
-        raise DataError(f"{path} is not a folder that `lap export` wrote: it has no {RECORD}; {_forms()}") from None
-    except OSError as error:
-        raise DataError(f"{path / RECORD} cannot be read ({error.strerror}); {AGAIN}") from None
-    to, files = str(record.get("to")), record.get("files") or {}
-    if WEIGHTS not in files:
-        raise UsageError(f"{path} was exported to {to}, from which weights cannot be read; use hf, timm or safetensors")
-    for name in (CONFIG, WEIGHTS, *([TOKENIZER] if TOKENIZER in files else [])):
-        if not (path / name).is_file():
-            raise DataError(f"{path} has no {name}; {AGAIN}")
-        if sha256_of_file(path / name) != files.get(name):
-            raise DataError(f"{path / name} is not what was exported (its sha256 differs); {AGAIN}")
-    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    plan = head_plan(record["laplacian_heads"], len(record["laplacian_heads"]), int(record["heads"]))
-    if "operators" in record:  # its Laplacian heads alone are not the plan
-        plan = head_plan(json.loads(record["operators"]), len(plan.per_layer), plan.heads)
-
-    def read() -> dict[str, Tensor]:
-        tensors = read_tensors(path / WEIGHTS, AGAIN)
-        return {from_transformers(name) or name: tensor for name, tensor in tensors.items()} if to == "hf" else tensors
-
-    model = {"hf": _hf_model, "timm": _timm_model}.get(to, lambda config: config["model"])(config)
-    return Weights(
-        shown=f"{path} ({to}, of the run {record['run']}, step {record['step']})",
-        file=path / WEIGHTS,
-        sha256=files[WEIGHTS],
-        read=read,
-        plan=plan,
-        model={**model, **plan.recipe_keys()},
-        tokenizer=(lambda: _exported_tokenizer(path / TOKENIZER)) if TOKENIZER in files else None,
-    )
-
-
-def _exported_tokenizer(path: Path) -> Tokenizer:
-    """Load a tokenizer without the post-processor with which `lap export` puts <|bos|> before every text."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return Tokenizer.from_text(json.dumps({**content, "post_processor": None}), path)
-
-
-def _hf_model(config: Mapping[str, Any]) -> dict[str, Any]:
-    rope = config.get("rope_parameters") or {}
-    return {
-        "layers": config["num_hidden_layers"],
-        "width": config["hidden_size"],
-        "heads": config["num_attention_heads"],
-        "kv_heads": config["num_key_value_heads"],
-        "context": config["max_position_embeddings"],
-        "softcap": config["final_logit_softcapping"],
-        # Exports with Laplacian heads or bf16 tables have these two keys; transformers' nanochat has rope_parameters.
-        "rotary_base": config.get("rotary_base", rope.get("rope_theta")),
-        "rotary_precision": config.get("rotary_precision", "float32"),
-    }
-
-
-def _timm_model(config: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = config["model_args"]
-    names = {"layers": "depth", "width": "embed_dim", "heads": "num_heads", "image": "img_size", "patch": "patch_size"}
-    return {ours: arguments[theirs] for ours, theirs in names.items() if theirs in arguments}
-
-
-def _of_nanochat(path: Path) -> Weights:
-    checkpoint = nanochat.find_checkpoint(path)
-    tokenizer = nanochat.find_tokenizer(checkpoint.file)
-    return Weights(
-        shown=f"{checkpoint.file}, step {checkpoint.step}",
-        file=checkpoint.file,
-        sha256=sha256_of_file(checkpoint.file),
-        read=lambda: nanochat.read_weights(checkpoint),
-        plan=checkpoint.model.head_plan(),
-        model=checkpoint.model.model_dump(mode="json"),
-        tokenizer=None if tokenizer is None else (lambda: nanochat.read_tokenizer(tokenizer)),
     )
 
 
@@ -336,24 +248,25 @@ def fit_weights(source: Weights, model: nn.Module) -> list[str]:
     check_tensors(source.file, loaded, {target: expected[target] for target in loaded}, REMEDY)
     model.load_state_dict(loaded, strict=False)  # what is not loaded is named in the result
     if missing:
-        lines.append(f"not in the source, newly initialised: {nanochat.listed(missing)}")
+        lines.append(f"not in the source, newly initialised: {_listed(missing)}")
     if unused:
-        lines.append(f"in the source, not used: {nanochat.listed(unused)}")
+        lines.append(f"in the source, not used: {_listed(unused)}")
     return lines
 
 
+def _listed(names: list[str]) -> str:
+    """List the first names, and say how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
 def _adapt_vit(tensors: dict[str, Tensor], expected: Mapping[str, Tensor], lines: list[str]) -> list[str]:
-    """Adapt the tensors of a ViT to another image, patch or block; return the names that keep their random values.
+    """Adapt the tensors of a ViT to another image or block; return the names that keep their random values.
 
     `expected` has the model's tensors under the source's names.
     """
     _rename_layer_scale(tensors, expected)
     _resize_positions(tensors, expected, lines)
-    if _PATCHES in tensors and tensors[_PATCHES].shape[:2] == expected[_PATCHES].shape[:2]:
-        before, now = list(tensors[_PATCHES].shape[2:]), list(expected[_PATCHES].shape[2:])
-        if before != now:
-            tensors[_PATCHES] = resample_patch_embed(tensors[_PATCHES].float(), now)
-            lines.append(f"{_PATCHES}: resized from {before[0]} x {before[1]} pixels to {now[0]} x {now[1]}")
     scales = [name for name in expected if _LAYER_SCALE.search(name)]
     if any(_LAYER_SCALE.search(name) for name in tensors):
         if not scales:

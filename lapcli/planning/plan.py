@@ -1,4 +1,4 @@
-"""The plan of a run, before anything starts: sizes, batches, rates, cost, memory, disk, download, time.
+"""The plan of a run, before anything starts: sizes, batches, rates, cost, memory, disk, time.
 
 Its model is built on the meta device and one step is traced; no data is touched. `measure` also runs a few steps.
 """
@@ -279,14 +279,13 @@ class TrainingPlan:
             values["head_grid"] = self.heads.grid()
             if not self.heads.is_laplacian:
                 values["operators"] = [self.heads.operator_names(n) for n in range(len(self.heads.per_layer))]
-        facts = {name: getattr(self.facts, name) for name in ("epochs", "download", "download_bytes", "data")}
+        facts = {name: getattr(self.facts, name) for name in ("epochs", "data")}
         return {
             "objective": self._recipe.objective,
             "compiles": self._policy.compiles,
             **values,
             **dataclasses.asdict(self.batches),
             **facts,
-            "notes": dict(self.facts.lines),
             **self.facts.values,
         }
 
@@ -297,12 +296,10 @@ class TrainingPlan:
             *self._heads(),
             ("steps", self._steps()),
             ("batch", self._batch()),
-            *self.facts.lines.items(),
             ("learning rate", _rates(self.learning_rates)),
             ("FLOPs", flops + ("" if self.flops is None else f", {self.flops:.3e} in all")),
             ("memory", self._memory()),
             ("disk", f"{gigabytes(self.disk_bytes)} for checkpoints of {gigabytes(self.checkpoint_bytes)}"),
-            ("download", self.facts.download),
             *self._reading(),
             *self._communicating(),
             ("time", self._time()),

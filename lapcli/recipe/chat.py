@@ -40,12 +40,10 @@ class DataSet(Section):
     # `conversations`: rows of messages; `questions`: pairs made from the built-in text; the two spelling tasks are
     # generated from a list of words.
     format: Literal["conversations", "multiple_choice", "gsm8k", "simple_spelling", "spelling_bee", "questions"]
-    # `hub:OWNER/NAME`, https://..., `plugin:NAME`, a local file or folder; for words also `builtin` and `system`
-    # (/usr/share/dict/words)
+    # `hub:OWNER/NAME`, https://..., `plugin:NAME`, a local file or folder; for words also `builtin`.
     source: Text = "builtin"
     files: Files = None  # files of the source, in order; null: all of a folder
     revision: Text | None = None  # of the hub data set
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of a file behind https
     rows: Count | None = None  # only the first rows of the data set; null: all
     repeats: Annotated[Whole, Field(ge=1, le=1000)] = 1  # times that each row occurs in an epoch
     split: Literal["train", "test"] = "train"  # of generated rows
@@ -53,12 +51,12 @@ class DataSet(Section):
     @combination("source", "format")
     def _source_of_the_format(self) -> str | None:
         made_here = (*GENERATED, "questions")
-        if self.source in ("builtin", "system") and self.format not in made_here:
-            return f"`{self.source}` has no {self.format}; expected hub:OWNER/NAME, https://... or a file"
+        if self.source == "builtin" and self.format not in made_here:
+            return f"`builtin` has no {self.format}; expected hub:OWNER/NAME, https://... or a file"
         if self.format == "questions" and self.source != "builtin":
             return "questions are made from the built-in text alone; remove it"
         if self.format in GENERATED and self.source.startswith(PREFIX):
-            return "the words come from `builtin`, `system`, hub:OWNER/NAME, https://... or a file"
+            return "the words come from `builtin`, hub:OWNER/NAME, https://... or a file"
         return wrong_hub_name(self.source)
 
     @combination("files", "source")

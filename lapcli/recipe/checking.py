@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lapcli.recipe.reading import Document, KeyPath, Problem, dotted, has_step, listed, quoted, read_plain, value_at
+from lapcli.recipe.reading import Document, KeyPath, Problem, dotted, has_step, listed, quoted, value_at
 from lapcli.recipe.section import Conflicts, Section, inner_section, members
 
 S = TypeVar("S", bound=Section)
@@ -87,7 +87,7 @@ def _message(
         return f"expected {listed([f'`{choice}`' for choice in choices])}, got {quoted(value)}"
     words = _EXPECTED.get(detail["type"], "")
     expected = f"expected {words.format(**context)}" if words else detail["msg"][:1].lower() + detail["msg"][1:]
-    return f"{expected}, got {quoted(value)}{_quotes_hint(detail, value)}"
+    return f"{expected}, got {quoted(value)}"
 
 
 def _conflicts(conflicts: Conflicts, path: KeyPath, document: Document) -> Iterator[Problem]:
@@ -155,11 +155,3 @@ _EXPECTED = {
     "too_short": "a list of at least {min_length} items",
     "too_long": "a list of at most {max_length} items",
 }
-
-
-def _quotes_hint(error: ErrorDetails, value: Any) -> str:
-    """Return a hint if the value would be valid with or without quotes, which make a number text."""
-    if error["type"] == "string_type" and isinstance(value, int | float):
-        return "; put it in quotes"
-    is_number = isinstance(value, str) and not isinstance(read_plain(value), str | None)
-    return "; remove the quotes" if is_number and error["type"] in ("int_type", "float_type", "bool_type") else ""

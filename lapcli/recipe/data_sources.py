@@ -1,7 +1,7 @@
 """Named data sources, which a recipe may use instead of files and hub data sets.
 
-`builtin` names a source that comes with lap, `plugin:NAME` one that an installed package adds. This module does not
-import torch, since names are checked with the recipe. The sources themselves are in `lapcli.data`.
+`builtin` names the text that comes with lap, `plugin:NAME` a source that an installed package adds. This module does
+not import torch, since names are checked with the recipe. The sources themselves are in `lapcli.data`.
 """
 
 from collections.abc import Iterator
@@ -17,25 +17,16 @@ if TYPE_CHECKING:
 Modality = Literal["text", "images", "chat"]
 PREFIX = "plugin:"
 DATA_SOURCES: "Registry[DataSource]" = Registry(
-    "data source",
-    {
-        "python_documentation": "lapcli.data.text.builtin:PYTHON_DOCUMENTATION",
-        "digits": "lapcli.data.images.sources:DIGITS",
-        "photographs": "lapcli.data.images.sources:PHOTOGRAPHS",
-    },
+    "data source", {"python_documentation": "lapcli.data.text.builtin:PYTHON_DOCUMENTATION"}
 )
-_BUILT_IN = {
-    ("text", "builtin"): "python_documentation",
-    ("images", "builtin"): "digits",
-    ("images", "builtin:photographs"): "photographs",
-}
 
 
 def find_source(source: str, modality: Modality) -> "DataSource | None":
     """Return the source that a recipe names; None for files, folders and hub data sets; UsageError if it is unknown."""
+    if modality == "text" and source == "builtin":
+        return DATA_SOURCES["python_documentation"]
     if not source.startswith(PREFIX):
-        name = _BUILT_IN.get((modality, source))
-        return None if name is None else DATA_SOURCES[name]
+        return None
     entry = DATA_SOURCES[source.removeprefix(PREFIX)]
     if entry.modality != modality:
         raise UsageError(f"the data source {entry.name} gives {entry.modality}, not {modality}; name another")
@@ -51,11 +42,6 @@ def unusable_sources(recipe: Section) -> list[tuple[str, str]]:
         except UsageError as error:
             reasons.append((key, str(error)))
     return reasons
-
-
-def plugin_source_names(recipe: Section) -> list[str]:
-    """Return the sources of other packages that a recipe names, each once."""
-    return list(dict.fromkeys(source.removeprefix(PREFIX) for _, source, _ in _plugin_sources(recipe)))
 
 
 def _plugin_sources(section: Section, path: str = "") -> Iterator[tuple[str, str, Modality]]:

@@ -96,14 +96,9 @@ class SelfSupervisedTrain(TrainSection):
     def _groups_fit(self) -> str | None:
         if self.batch % self.group == 0 and self.micro_batch >= self.group:
             return None
-        micro_batch = max(self.micro_batch, 2)
-        group = min(self.group, micro_batch)
-        works = max(round(self.batch / group), 1) * group
-        changed = f"group: {group}, which changes what is trained, with " if group < self.group else ""
-        sizes = f"batch: {works} and micro_batch: {min(micro_batch, works)}"
         return (
             f"masks and neighbours belong to groups of {self.group} images, which batch {self.batch} and micro_batch "
-            f"{self.micro_batch} would cut; {changed}{sizes} would work"
+            f"{self.micro_batch} would cut; give a batch that is a multiple of it, and at least as large a micro_batch"
         )
 
     @combination("koleo", "group")

@@ -21,7 +21,6 @@ from lapcli.recipe.reading import (
     Problem,
     RecipeError,
     Unreadable,
-    dotted,
     in_reading_order,
     key_shown,
     listed,
@@ -31,7 +30,6 @@ from lapcli.recipe.reading import (
     value_at,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
-from lapcli.runtime.environment import inside_torchrun
 from lapcli.runtime.errors import shortened
 from lapcli.runtime.plugins import Registry
 
@@ -114,17 +112,9 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
         if unusable:
             found = [Problem(document.place(tuple(key.split("."))), key, reason) for key, reason in unusable]
             raise RecipeError(source, found)
-        for path, reason in () if is_kept or inside_torchrun() else recipe.without_effect():
-            _warn(f"{document.place(path)}  {dotted(path)} has no effect: {reason}")
         return recipe
 
     return load
-
-
-@cache
-def _warn(text: str) -> None:
-    """Warn once: a sweep loads a recipe for each of its cells."""
-    log.warning("warning: %s", text)
 
 
 def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:
@@ -142,7 +132,7 @@ def _build(source: str, document: Document, problems: list[Problem]) -> AnyRecip
 
 
 def _recipe_type(document: Document) -> tuple[type[AnyRecipe] | None, list[Problem]]:
-    """Return the recipe type of the objective; for an unknown one the nearest, so that the rest is checked as well."""
+    """Return the recipe type of the objective, or what is wrong with its name."""
     values = document.values
     name = values.get("objective")
     if name == "chat" and "stage" in values:
@@ -152,11 +142,9 @@ def _recipe_type(document: Document) -> tuple[type[AnyRecipe] | None, list[Probl
     for key, command in {"cells": "sweep", "rungs": "ladder"}.items():
         if "objective" not in values and key in values:
             return None, [Problem(document.place(()), key, f"this is a file of `lap {command}`, not a recipe")]
-    near = get_close_matches(name, OBJECTIVES, 1) if isinstance(name, str) else []
     expected = _expected(OBJECTIVES)
     message = f"{expected}, got {quoted(name)}" if "objective" in values else f"is missing; {expected}"
-    wrong = [Problem(document.place(("objective",)), "objective", message)]
-    return (OBJECTIVES[near[0]] if near else None), wrong
+    return None, [Problem(document.place(("objective",)), "objective", message)]
 
 
 def _with_optimizer(recipe: type[AnyRecipe], document: Document) -> tuple[type[AnyRecipe], list[Problem]]:
@@ -248,15 +236,10 @@ def _must_be_a_file(path: Path, extends_at: str | None) -> None:
     try:
         if path.is_file():
             return
-        if path.exists():
-            inside = path / "recipe.yaml"  # of a run
-            hint = f"did you mean {inside}?" if inside.is_file() else "name a .yaml file"
-            raise Unreadable(Problem(where, key, f"{about}is not a file; {hint}"))
         beside = {entry.name: str(entry) for entry in path.parent.glob("*.y*ml")}
     except (OSError, ValueError):
-        raise Unreadable(Problem(where, key, f"{about}cannot be found; check the name")) from None
+        beside = {}
     shipped = {} if extends_at or len(path.parts) > 1 else {e.stem: e.stem for e in shipped_recipes().glob("*.yaml")}
-    for name, names in ((path.name, beside), (path.stem, shipped)):
-        for near in get_close_matches(name, names, 1, cutoff=0.5):
-            raise Unreadable(Problem(where, key, f"{about}does not exist; did you mean {names[near]}?"))
-    raise Unreadable(Problem(where, key, f"{about}does not exist; check the name"))
+    near = get_close_matches(path.name, beside, 1, 0.5) + get_close_matches(path.stem, shipped, 1, 0.5)
+    hint = f"did you mean {(beside | shipped)[near[0]]}?" if near else "check the name"
+    raise Unreadable(Problem(where, key, f"{about}is not a file; {hint}"))

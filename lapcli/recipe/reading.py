@@ -191,22 +191,8 @@ def read_text(text: str, where: Callable[[int], str], under: KeyPath = ()) -> tu
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two for `"\UFFFFFFFF"` and `%YAML 99...`
         mark = getattr(error, "problem_mark", None)
         line = mark.line if mark else text.count("\n", 0, getattr(error, "position", 0))
-        step = next((step for words, step in _YAML_STEPS.items() if words in str(error)), "check its quotes and indent")
-        raise Unreadable(Problem(where(line + 1), "", f"is not YAML; {step}")) from None
+        raise Unreadable(Problem(where(line + 1), "", "is not YAML; check its quotes, brackets and indent")) from None
     return document, reader.problems
-
-
-#: What to do about the commonest errors of PyYAML, whose own words say what its parser met, and quote the file.
-_YAML_STEPS = {
-    r"'\t'": "indent with spaces instead of a tab",
-    "mapping values are not allowed": "a colon is missing in the line above, or the indent is wrong",
-    "could not find expected ':'": "a colon is missing here or in the line above",
-    "<stream end>": "it ends before a bracket or a quote is closed",
-    "another document": "a recipe is one document",
-    "<block end>": "the indent differs from that of the lines above",
-    "undefined alias": "an alias (`*name`) needs an anchor (`&name`) before it",
-    "special characters": "remove the control character",
-}
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,11 +1,8 @@
 """The reference of recipe keys: type, default and meaning, read from the schema and the comments beside its keys."""
 
-import ast
 import inspect
-import io
 import json
-import textwrap
-import tokenize
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -124,23 +121,14 @@ def default_of(field: FieldInfo, inner: type[Section] | None) -> str:
 @cache
 def _comments(section: type[Section]) -> dict[str, str]:
     """Return the comment of each key of a class: above it, and behind it."""
-    source = textwrap.dedent(inspect.getsource(section))
-    comments = {
-        token.start[0]: (token.string.lstrip("#: "), token.line.lstrip().startswith("#"))
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    found = {}
-    body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
-    for node in body:
-        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+    found, above = dict[str, str](), list[str]()
+    for line in map(str.strip, inspect.getsource(section).splitlines()):
+        if line.startswith("#"):
+            above.append(line.lstrip("#: "))
             continue
-        first, above = node.lineno, list[str]()
-        while (line := comments.get(first - 1, ("", False)))[1]:
-            above.insert(0, line[0])
-            first -= 1
-        behind, is_alone = comments.get(node.end_lineno or node.lineno, ("", True))
-        found[node.target.id] = " ".join([*above, "" if is_alone else behind]).strip()
+        if key := re.match(r"(\w+): ", line):
+            found[key[1]] = " ".join([*above, line.partition("  # ")[2]]).strip()
+        above = []
     return found
 
 

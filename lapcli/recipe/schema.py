@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, model_validator
 
 from lapcli.heads.plan import HeadPlan, head_plan
-from lapcli.recipe.data_sources import Modality, plugin_source_names
+from lapcli.recipe.data_sources import Modality
 from lapcli.recipe.optimizers import MuonSection, OptimizerSection
 from lapcli.recipe.section import (
     Count,
@@ -125,10 +125,6 @@ class Source(Section):
     def _hub_name(self) -> str | None:
         return wrong_hub_name(self.train)
 
-    @combination("revision", "train", only_warns=True)
-    def _revision_without_effect(self) -> str | None:
-        return None if self.revision is None or self.train.startswith("hub:") else "only a hub data set has one"
-
 
 #: Before the name of a run in `train.init_from`.
 RUN = "run:"
@@ -155,26 +151,16 @@ class TextSource(Source):
     def _files_of_the_source(self) -> str | None:
         return "name at least one file, or remove it" if self.files == [] else unfixed_files(self.train, self.files)
 
-    @combination("files", "train", only_warns=True)
-    def _files_without_effect(self) -> str | None:
-        return None if self.files is None or self.train != "builtin" else "the built-in text has no files"
-
 
 class InitFrom(Section):
-    """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint.
+    """The initial weights of a run: `run:NAME[@step|best]`, `timm:NAME`.
 
     A recipe may give the source alone. The stored recipe of a run has the sha256 too, which identifies the weights.
     """
 
-    source: Text  # `run:NAME[@step|best]`, `timm:NAME`, an exported folder, a checkpoint of nanochat
+    source: Text  # `run:NAME[@step|best]`, `timm:NAME`
     weights: Text | None = None  # a file that replaces timm's own weights
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # of the file with the weights
-
-    @combination("weights", "source", only_warns=True)
-    def _weights_without_effect(self) -> str | None:
-        if self.weights is None or self.source.startswith("timm:"):
-            return None
-        return "it is a file for timm:NAME; name the file or folder as the source instead"
 
     @model_validator(mode="before")
     @classmethod
@@ -229,7 +215,6 @@ class ValidationSection(Section):
     """When the model is validated, and on what."""
 
     every: Count | None = None  # steps; the first and the last are always validated; null: only those
-    smoothing: bool = False  # also log how smooth the tokens of a few fixed sequences are
 
 
 class TextValidation(ValidationSection):
@@ -240,7 +225,6 @@ class TextValidation(ValidationSection):
     sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 16  # of each continuation
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0  # of the continuations; 0: always the likeliest token
     top_k: Count | None = None  # sample from the likeliest tokens only; null: from all
-    bigram: bool = False  # also log the loss of an add-one token-bigram model (needs the training text in memory)
 
 
 class CheckpointSection(Section):
@@ -311,14 +295,6 @@ class BaseRecipe(AnyRecipe):
     def micro_batch_counts(self) -> bool:
         """Whether another micro-batch gives another result, beyond rounding."""
         return False
-
-    def named_entries(self) -> list[tuple[str, str]]:
-        """Return the registry entries that a run uses, by sort and name; another package may have added them."""
-        sources = [("data source", name) for name in plugin_source_names(self)]
-        model = getattr(self, "model", None)
-        plan = model.head_plan().counts() if isinstance(model, TransformerModel) else {}
-        operators = [("operator", name) for name in plan]
-        return [("objective", self.objective), ("optimizer", self.optimizer.name), *sources, *operators]
 
 
 class GPTRecipe(BaseRecipe):

@@ -3,7 +3,7 @@
 An unknown key is refused, and no key is parsed and then ignored.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
@@ -61,14 +61,11 @@ def unfixed_files(source: str, files: str | list[str] | None) -> str | None:
     return None
 
 
-def combination(*keys: str, only_warns: bool = False) -> Callable[[C], C]:
-    """Mark a method that returns why `keys` conflict, or None; the problem is reported at the first key.
-
-    `only_warns`: the first key has no effect beside the others, which prevents nothing.
-    """
+def combination(*keys: str) -> Callable[[C], C]:
+    """Mark a method that returns why `keys` conflict, or None; the problem is reported at the first key."""
 
     def mark(check: C) -> C:
-        check.combination_keys, check.only_warns = keys, only_warns  # type: ignore[attr-defined]
+        check.combination_keys = keys  # type: ignore[attr-defined]
         return check
 
     return mark
@@ -85,28 +82,13 @@ class Conflicts(ValueError):
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    @classmethod
-    def combinations(cls) -> Iterator[tuple[tuple[str, ...], Check]]:
-        for parent in cls.__mro__:
-            for member in list(vars(parent).values()):  # a copy: pydantic adds attributes to a class on first use
-                if keys := getattr(member, "combination_keys", None):
-                    yield keys, member
-
     @model_validator(mode="after")
     def _combinations_hold(self) -> Self:
-        checks = ((keys, check) for keys, check in self.combinations() if not check.only_warns)  # type: ignore[attr-defined]
+        members = (member for parent in type(self).__mro__ for member in list(vars(parent).values()))
+        checks = ((keys, check) for check in members if (keys := getattr(check, "combination_keys", None)))
         if found := [(keys, reason) for keys, check in checks if (reason := check(self))]:
             raise Conflicts(found)
         return self
-
-    def without_effect(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield keys that have no effect beside others, in this section and those below it, with the reason."""
-        for keys, check in self.combinations():
-            if check.only_warns and (reason := check(self)):  # type: ignore[attr-defined]
-                yield keys[:1], reason
-        for name in type(self).model_fields:
-            if isinstance(inner := getattr(self, name), Section):
-                yield from (((name, *path), reason) for path, reason in inner.without_effect())
 
 
 def members(annotation: Any) -> list[Any]:

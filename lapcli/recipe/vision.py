@@ -51,9 +51,7 @@ class ViTModel(TransformerModel):
     patch: Size = 16  # pixels of a side
     classes: Annotated[Whole, Field(ge=2, le=10**6)] = 1000  # of the labels
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0  # probability that a block is skipped in training
-    drop_path_shape: Literal["uniform", "linear"] = "uniform"  # linear: from 0 in the first block, timm's own
     layer_scale: Positive | None = 1e-4  # null: no LayerScale; timm's own: 1e-6
-    class_token_std: Positive = 0.02  # timm's own: 1e-6
 
     @combination("image", "patch")
     def _patches_tile_the_image(self) -> str | None:
@@ -73,7 +71,6 @@ class Augmentation(Section):
     flip: Fraction = 0.5  # probability of a horizontal flip
     policy: Text | None = None  # timm's name: 3a, rand-m9-mstd0.5-inc1, ...
     color_jitter: Positive | None = None  # strength; null: none
-    erase: Fraction = 0.0  # random erasing, filled with noise
     repeats: Annotated[Whole, Field(ge=1, le=100)] = 1  # copies of an image in an epoch, each augmented differently
 
     @combination("policy")
@@ -81,20 +78,6 @@ class Augmentation(Section):
         if self.policy is not None and not _POLICY.fullmatch(self.policy):
             return f"expected 3a or a policy such as rand-m9-mstd0.5-inc1, got {self.policy[:60]!r}"
         return None
-
-    @combination("scale", "crop", only_warns=True)
-    def _scale_without_effect(self) -> str | None:
-        return None if self.scale is None or self.crop == "random_resized" else "it is for crop: random_resized"
-
-    @combination("padding", "crop", only_warns=True)
-    def _padding_without_effect(self) -> str | None:
-        return None if self.padding is None or self.crop == "padded" else "it is for crop: padded"
-
-    @combination("color_jitter", "policy", only_warns=True)
-    def _jitter_without_effect(self) -> str | None:
-        if self.color_jitter is None or self.policy in (None, "3a"):
-            return None
-        return f"the policy {self.policy} switches it off"
 
 
 class Mixing(Section):
@@ -129,9 +112,6 @@ class ImageFiles(Source):
     split_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0  # of the choice of held-out images
     image_column: Text | None = None  # of parquet files and hub sets; null: the only one that holds images
     label_column: Text | None = None  # null: the only one that holds classes
-    # `ignore`: pixels as they are stored, as torchvision's and timm's loaders read them; `apply`: turned by the tag.
-    exif_orientation: Literal["ignore", "apply"] = "ignore"
-    decoded_gigabytes: NonNegative = 2.0  # a set that fits is decoded once and kept in memory
     # Processes that read ahead.
     workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = Field(
         default="auto", description="`auto` or a whole number (at least 0 and at most 256)"
@@ -167,7 +147,6 @@ class CosineSchedule(Section):
     warmup_epochs: NonNegative = 0.0  # from start_lr to optimizer.lr
     start_lr: NonNegative = 0.0  # at the first step
     final_lr: NonNegative = 0.0  # at the end
-    update: Literal["step", "epoch"] = "step"  # epoch: as in the DeiT repository, which lags by one
 
 
 class ImageValidation(ValidationSection):
@@ -204,14 +183,8 @@ class ClassificationRecipe(BaseRecipe):
         group, micro_batch = mixing.group or batch, self.train.micro_batch
         if batch % group == 0 and group % 2 == 0 and micro_batch >= 2:
             return None
-        pairs = group + group % 2
-        works = max(round(batch / pairs), 1) * pairs
         needed = f"a batch that is a multiple of data.mixing.group {group}" if mixing.group else "an even batch"
-        return (
-            f"mixup and CutMix need pairs: {needed} and a micro_batch of at least 2, got {batch} and {micro_batch}; "
-            f"batch: {works} with micro_batch: {min(max(micro_batch, 2), works)}"
-            f"{f' and data.mixing.group: {pairs}' if mixing.group and group % 2 else ''} would work"
-        )
+        return f"mixup and CutMix need pairs: {needed} and a micro_batch of at least 2, got {batch} and {micro_batch}"
 
     @combination("data", "train")
     def _smoothing_keeps_two_classes(self) -> str | None:

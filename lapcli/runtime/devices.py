@@ -13,16 +13,11 @@ bits from one run to the next. The deterministic algorithms are slower.
 import contextlib
 import os
 import re
-import resource
-import signal
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lapcli.runtime.errors import LapError, UsageError
@@ -63,27 +58,11 @@ def compute_policy(
     import torch
 
     native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    policy = Device(device.type, device.type, None, native_bf16=native).policy(precision, compiles)
-    if policy.bf16 and device.type == "cpu":
-        check_bf16_of_cpu()
-    return policy
+    return Device(device.type, device.type, None, native_bf16=native).policy(precision, compiles)
 
 
 #: Virtual machines pass the processor's flags on; some name AMX and do not run it, and a bf16 product ends the process.
 NO_AMX = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16: this machine reports instructions (mostly AMX) that it does not have"
-_BF16_PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
-
-
-# Once per process: the trial imports torch, which takes seconds.
-@cache
-def check_bf16_of_cpu(flags: Path = Path("/proc/cpuinfo"), program: str = _BF16_PRODUCT) -> None:
-    """Try a product in a process of its own where AMX is reported: in ours it might end the run without a message."""
-    try:
-        is_suspect = "amx_bf16" in flags.read_text() and "ONEDNN_MAX_CPU_ISA" not in os.environ
-    except OSError:
-        return
-    if is_suspect and subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGILL:
-        raise LapError(f"bf16 products end the process here; {NO_AMX}, or use --set train.precision=float32")
 
 
 def to_device(tensors: "Iterable[torch.Tensor]", device: "torch.device") -> "list[torch.Tensor]":
@@ -203,12 +182,6 @@ def this_device(type_: str) -> Device:
         known = listed(name) or Device(name, "cuda", None)
         return replace(known, name=name, memory=memory, native_bf16=native)
     return this_cpu() if type_ == "cpu" else Device(type_, type_, None)
-
-
-def peak_memory() -> int:
-    """Return the most bytes that this process ever held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kibibytes
 
 
 def prepare_determinism() -> None:

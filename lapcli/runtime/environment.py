@@ -1,7 +1,7 @@
 """Every environment variable of `lap`, declared once, and those of other tools that it reads.
 
 LAP_RUNS          folder of the run directories                (default `runs`)
-LAP_CACHE         tokenizers, tokenised text, decoded images   (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)
+LAP_CACHE         tokenizers, tokenised text, downloads        (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)
 LAP_STEP_TIMEOUT  minutes that ranks wait for each other       (default 30; as --step-timeout)
 LAP_CORES         cores to use at most                         (default all; a sweep sets a job's share)
 LAP_LAUNCHER      process that started this rank               (set by the launcher, so that no rank outlives it)
@@ -10,7 +10,7 @@ LAP_ELASTIC       machines may leave and join                  (set by the launc
 LAP_TEST_DATA     real benchmark files for the tests           (default none: those tests skip)
 
 Variables of other tools that are honoured: XDG_CACHE_HOME, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE,
-HTTPS_PROXY, ALL_PROXY, NO_COLOR, OMP_NUM_THREADS, OMP_WAIT_POLICY, ONEDNN_MAX_CPU_ISA, CUDA_VISIBLE_DEVICES,
+HTTPS_PROXY, ALL_PROXY, NO_COLOR, OMP_NUM_THREADS, OMP_WAIT_POLICY, CUDA_VISIBLE_DEVICES,
 WANDB_PROJECT, and torchrun's RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
 TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT.
 """

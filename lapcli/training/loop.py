@@ -123,15 +123,12 @@ class Loop:
         self.optimizers.step()
         self.optimizers.zero_grad()
         self.objective.after_step(step)
-        values = dict(zip(further, means[1 + len(norms) :], strict=True))
-        if warning := self.objective.warning(step, values):
-            self._warn(f"step {step + 1}: {warning}")
         return {
             "step": step + 1,
             "loss": mean_loss,
             "lr": self.optimizers.groups[0].lr * multiplier,
             "gradient_norm": gradient_norm,
-            **values,
+            **dict(zip(further, means[1 + len(norms) :], strict=True)),
         }
 
     def _batch(self, step: int, micro_step: int) -> Any:
@@ -239,16 +236,12 @@ class Loop:
 
     def _load(self, saved: checkpoint.Checkpoint) -> None:
         plan = self.objective.weights_metadata()["laplacian_heads"]
-        converted = saved.load(self.objective.model, self.optimizers, plan)
+        saved.load(self.objective.model, self.optimizers, plan)
         self.step = self.saved_step = saved.step
-        consequence = "the same batches, but not the same rounding"
-        if converted:
-            more = f" and {len(converted) - 1} more tensors" if len(converted) > 1 else ""
-            self._warn(f"{converted[0]}{more} converted to another precision: {consequence}")
         for key, current in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
             before = saved.state.get(key, current)
             if before != current:
-                self._warn(f"{key} was {before} and is {current}: {consequence}")
+                self._warn(f"{key} was {before} and is {current}: the same batches, but not the same rounding")
         if self.world.is_main:
             self.console.print(f"resuming from {saved.path} of {self.objective.steps} steps")
 

@@ -160,13 +160,12 @@ class Optimizers:
             named[name] = value.clone() if value.ndim == 0 else value  # one file cannot hold a group's count twice
         return named
 
-    def load_state(self, source: Path) -> list[str]:
-        """Load what `state` returned from a file or parts; return the names of tensors converted to another dtype."""
+    def load_state(self, source: Path) -> None:
+        """Load what `state` returned from a file or parts."""
         tensors = list(self._tensors())
-        converted = load_tensors(source, {name: initial for name, _, _, initial in tensors})
+        load_tensors(source, {name: initial for name, _, _, initial in tensors})
         for _, holder, key, initial in tensors:
             holder[key] = initial
-        return converted
 
     def _tensors(self) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
         """Yield each tensor of the state: its name, the dictionary and the key that hold it, and its initial value."""

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.objectives.chat import Chat
-from lapcli.objectives.weights import Weights, open_weights
+from lapcli.objectives.weights import open_weights
 from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, StageName, stage_recipe
 from lapcli.recipe.schema import RUN, GPTModel, InitFrom, TokenizerSection
-from lapcli.runs import INFO, TOKENIZER, Run, read_run
+from lapcli.runs import INFO, Run, read_run
 from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import UsageError
@@ -17,36 +16,18 @@ from lapcli.training.train import train_in_world
 
 
 class StageStart:
-    """The weights that a stage starts from, with the model and the tokenizer that it inherits.
+    """The weights that a stage starts from, with the model and the tokenizer that it inherits."""
 
-    A stage that was begun with them has both in its own run, so that the source is not needed to resume it.
-    """
-
-    def __init__(self, given: InitFrom, runs_dir: Path, begun: Path | None = None) -> None:
-        self.given = given
-        self._source: Weights | None = None
-        if begun is not None and (begun / INFO).is_file() and (begun / TOKENIZER).is_file():
-            run = read_run(begun)
-            before = run.recipe.train.init_from
-            if isinstance(run.recipe, ChatStageRecipe) and before is not None and before.source == given.source:
-                self.model, self._section, self._tokenizer = run.recipe.model, run.recipe.tokenizer, begun / TOKENIZER
-                return
-        self._source = open_weights(given, runs_dir)
-        if self._source.tokenizer is None:
-            raise UsageError(
-                f"{self._source.shown} is not a GPT with its tokenizer; if it is one of nanochat's, import it with "
-                f"`lap import {given.source} --to NAME --tokenizer FILE`"
-            )
-        self.model = GPTModel(**self._source.model)
-        self._section = TokenizerSection(vocab=self._source.tokenizer().vocab_size)
-
-    def tokenizer(self) -> Tokenizer:
-        if self._source is not None and self._source.tokenizer is not None:
-            return self._source.tokenizer()
-        return Tokenizer.from_file(self._tokenizer)
+    def __init__(self, given: InitFrom, runs_dir: Path) -> None:
+        self.given, source = given, open_weights(given, runs_dir)
+        if source.tokenizer is None:
+            raise UsageError(f"{source.shown} is not a GPT with its tokenizer; start from another run")
+        self.tokenizer = source.tokenizer()
+        self._model = GPTModel(**source.model)
 
     def recipe(self, recipe: ChatRecipe, stage: StageName) -> ChatStageRecipe:
-        return stage_recipe(recipe, stage, self.model, self._section, self.given)
+        section = TokenizerSection(vocab=self.tokenizer.vocab_size)
+        return stage_recipe(recipe, stage, self._model, section, self.given)
 
 
 def from_run(run: Run, runs_dir: Path) -> InitFrom:
@@ -87,7 +68,7 @@ def train_stages(
     runs: list[Run] = []
     with joined_world(sections[stages[0]].train.device, step_timeout) as world:
         with world.together():
-            start = StageStart(start_from, runs_dir, None if fresh else runs_dir / f"{name}-{stages[0]}")
+            start = StageStart(start_from, runs_dir)
             later = [stage for stage in stages[1:] if fresh or not _is_finished(runs_dir / f"{name}-{stage}")]
             _check_stages(recipe, later, start, world)
         for stage in stages:
@@ -115,7 +96,7 @@ def _check_stages(recipe: ChatRecipe, stages: list[StageName], start: StageStart
     for stage in stages:
         try:
             with shown_progress(world.is_main) as progress:
-                Chat(start.recipe(recipe, stage)).use(start.tokenizer(), world, progress)
+                Chat(start.recipe(recipe, stage)).use(start.tokenizer, world, progress)
         except UsageError as error:
             raise type(error)(f"stage {stage}: {error}") from None
 

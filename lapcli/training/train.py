@@ -15,8 +15,8 @@ from lapcli.objectives.weights import InitialWeights, with_sha256
 from lapcli.recipe import recipe_hash
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.result_rows import add_rows, row
-from lapcli.runs import Run, discard_untrained, open_run, plugins_of, read_run, unlock, write_summary
-from lapcli.runtime.devices import deterministic, peak_memory, prefer_attention_kernels, prepare_determinism
+from lapcli.runs import Run, discard_untrained, open_run, read_run, unlock, write_summary
+from lapcli.runtime.devices import deterministic, prefer_attention_kernels, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError, is_out_of_memory
 from lapcli.runtime.machine import usable_cores
@@ -94,8 +94,6 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> N
                 threads=torch.get_num_threads(),
                 device=_device_name(world),
                 parameters=parameters,
-                flops_per_step=objective.flops_per_step,
-                **_current_plugins(recipe, run, console if world.is_main else None),
                 **facts,
             )
             if world.is_main:
@@ -118,10 +116,10 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> N
                 loop.train()
             with loop.gathered_weights(), world.together():
                 if world.is_main:
-                    _finish(run, loop, _peak_memory(run, world))
+                    _finish(run, loop)
     except (Interrupted, KeyboardInterrupt):
         with suppress(OSError):
-            report(status="interrupted", peak_memory=_peak_memory(run, world))
+            report(status="interrupted")
         raise
     except Exception as error:
         explained = _out_of_memory(error, recipe, objective) or error
@@ -163,20 +161,6 @@ def _out_of_memory(error: Exception, recipe: BaseRecipe, objective: Objective[An
     return LapError(f"micro-batches of {size} do not fit into the memory of the device ({reason}); {smaller}")
 
 
-def _current_plugins(recipe: BaseRecipe, run: Run, console: LogConsole | None) -> dict[str, Any]:
-    """Return the packages that the run uses, for `run.json`; warn about one whose version has changed."""
-    before = {(plugin["sort"], plugin["name"]): plugin["version"] for plugin in run.info.get("plugins", [])}
-    current = plugins_of(recipe)
-    for plugin in current:
-        old = before.get((plugin["sort"], plugin["name"]), plugin["version"])
-        if old != plugin["version"] and console is not None:
-            console.warn(
-                f"{run.path} was trained with {plugin['package']} {old} and is resumed with {plugin['version']}: "
-                "the results may differ"
-            )
-    return {"plugins": current} if current else {}
-
-
 @contextmanager
 def _named_rank(world: World) -> Iterator[None]:
     """Add the rank to an error about data that only this rank reads; rank 0 does not see it and cannot report it."""
@@ -200,7 +184,7 @@ def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
         )
 
 
-def _finish(run: Run, loop: Loop, peak_memory: int | None) -> None:
+def _finish(run: Run, loop: Loop) -> None:
     """Compute and write the results of the final weights, which are saved already; then the run is finished."""
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
@@ -208,12 +192,12 @@ def _finish(run: Run, loop: Loop, peak_memory: int | None) -> None:
     best_values = {} if best is None else {"best_step": best, "best": loop.validated[best]}
     summary = {"start": start, "end": end, **best_values, **loop.module(loop.objective.finish)}
     write_summary(run, summary)  # before the status: a finished run without a summary counts as incomplete
-    add_rows(run, _rows(run, loop, peak_memory))
-    run.update(status="finished", step=steps, peak_memory=peak_memory, best_step=best)
+    add_rows(run, _rows(run, loop))
+    run.update(status="finished", step=steps, best_step=best)
 
 
-def _rows(run: Run, loop: Loop, peak_memory: int | None) -> list[dict[str, Any]]:
-    """Return the validations and the cost of a finished run as rows of results."""
+def _rows(run: Run, loop: Loop) -> list[dict[str, Any]]:
+    """Return the validations of a finished run as rows of results."""
     rows, last = [], loop.objective.steps
     data: dict[str, Any] = {"split": "validation", **{key: run.info.get(key) for key in ("data", "data_sha256")}}
     for step in {0, loop.best_step() or 0, last} & loop.validated.keys():
@@ -222,8 +206,6 @@ def _rows(run: Run, loop: Loop, peak_memory: int | None) -> list[dict[str, Any]]
             unit, direction = run.recipe.metrics.get(name, (None, None))
             known = {"unit": unit, "direction": direction, "step": step, "weights_sha256": weights, **data}
             rows.append(row("validation", name.removeprefix("validation_"), value, **known))
-    if peak_memory is not None:
-        rows.append(row("training", "peak_memory", peak_memory, unit="bytes", direction="lower", step=loop.step))
     return rows
 
 
@@ -250,10 +232,3 @@ def _device_name(world: World) -> str:
     if world.device.type == "cuda":
         return f"{world.size} x {torch.cuda.get_device_name(world.device)}"
     return f"{world.size} x {world.device.type}"
-
-
-def _peak_memory(run: Run, world: World) -> int | None:
-    """Return the peak memory of rank 0's GPU or process in bytes; a resumed run keeps the larger number."""
-    current = torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else peak_memory()
-    known = [value for value in (current, run.info.get("peak_memory")) if value]
-    return max(known, default=None)

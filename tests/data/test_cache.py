@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lapcli.data.cache import build_once, digest
+from lapcli.data.cache import build_once
 from lapcli.runtime.errors import DataError, LapError
 
 
@@ -37,14 +37,6 @@ def test_one_builds_and_the_others_wait(tmp_path):
     assert len(built) == 1
 
 
-def test_a_damaged_folder_is_built_again(tmp_path):
-    build_once(tmp_path / "key", fill, is_intact)
-    (tmp_path / "key" / "content").write_text("who")
-    (tmp_path / "key" / "rest").touch()
-    build_once(tmp_path / "key", fill, is_intact)
-    assert [path.name for path in (tmp_path / "key").iterdir()] == ["content"]
-
-
 @pytest.mark.parametrize(
     ("error", "raised", "named"),
     [
@@ -61,8 +53,3 @@ def test_a_failed_build_leaves_nothing_and_keeps_its_error(tmp_path, error, rais
         build_once(tmp_path / "key", fail, is_intact)
     assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]
     assert is_intact(build_once(tmp_path / "key", fill, is_intact))
-
-
-def test_keys_depend_on_every_part():
-    assert digest(1, ["a", 2]) == digest(1, ("a", 2))
-    assert len({digest(1, ["a"]), digest(1, "a"), digest(["a"], 1), digest(1), digest("1")}) == 5

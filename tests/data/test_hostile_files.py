@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support import run_main
-from sweep_support import write_recipe
 
 from lapcli import checkpoint
 from lapcli.checkpoint import read_tensors
@@ -29,25 +27,6 @@ def png(shade: int = 0, form: str = "PNG") -> bytes:
     content = io.BytesIO()
     Image.fromarray(np.full((8, 8, 3), shade, dtype=np.uint8)).save(content, form)
     return content.getvalue()
-
-
-def test_names_that_no_file_or_recipe_can_have(capsys, tmp_path, monkeypatch):
-    """5,000 letters, and bytes that are not UTF-8: one sentence that can be read."""
-    monkeypatch.chdir(tmp_path)
-    long, recipe = "x" * 5000, str(write_recipe(tmp_path))
-    for line in (
-        ["train", long],
-        ["train", recipe, "--name", long],
-        ["train", recipe, "--data", long],
-        ["train", recipe, "--runs-dir", long],
-        ["eval", "--run", long],
-        ["report", "--runs-dir", long],
-        ["train", recipe, "--data", os.fsdecode(b"te\xffxt")],
-    ):
-        code, _, err = run_main(capsys, *line)
-        assert code == 2, (line[0], err[:1000])
-        assert "Traceback" not in err
-        assert len(err) < 1000
 
 
 # Fuzzing: each reader is given damaged copies of good files. LAP_FUZZ_SEED repeats a run.
@@ -119,8 +98,6 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
         "parquet": ("f.parquet", table.getvalue(), documents),
         "jsonl": ("f.jsonl", lines, documents),
         "text": ("f.txt", "some text\r\nof some lines ☃\n".encode() * 9, documents),
-        "csv": ("f.csv", b'a,"b\nc",d\n' * 9, lambda path: consume(read_rows(path))),
-        "json": ("f.json", json.dumps([turns] * 3).encode(), lambda path: consume(read_rows(path))),
         "chat": ("f.jsonl", (json.dumps(turns) + "\n").encode() * 9, conversations),
         "tokenizer": ("f.json", (folder / "good.json").read_bytes(), Tokenizer.from_file),
         "safetensors": ("f.safetensors", save({"a": np.ones((4, 4), np.float32), "b": np.ones(3)}), read_tensors),
@@ -131,8 +108,8 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
     }
 
 
-FORMS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-READERS = ["parquet", "jsonl", "text", "csv", "json", "chat", "tokenizer", "safetensors", "run.json", "state.json"]
+FORMS = ("PNG", "JPEG", "TIFF")
+READERS = ["parquet", "jsonl", "text", "chat", "tokenizer", "safetensors", "run.json", "state.json"]
 READERS += ["ade20k", *FORMS]
 
 

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_support import TOKENIZER, documents, flip, source, write_stories
 
-from lapcli.data import token_store
 from lapcli.data.text.tokens import prepare_text
-from lapcli.data.token_store import TARGETS, PartWriter, TokenStore, TokenStream
+from lapcli.data.token_store import PartWriter, TokenStore, TokenStream
 from lapcli.runtime.errors import DataError
 
 
@@ -60,25 +59,7 @@ def test_documents_of_parts_in_any_order_are_one_stream(tmp_path_factory, parts,
         assert (row.tolist(), is_target.tolist()) == (ids.tolist(), (ids % 2 == 1).tolist())
 
 
-def test_a_part_is_verified_once_and_only_when_it_is_read(tmp_path, monkeypatch):
-    parts = [written(tmp_path / str(n), [np.arange(4 * n, 4 * n + 4)]) for n in range(3)]
-    store = TokenStore(parts)
-    hashed, sha256_of_file = [], token_store.sha256_of_file
-    monkeypatch.setattr(token_store, "sha256_of_file", lambda path: hashed.append(path) or sha256_of_file(path))
-    monkeypatch.setattr(token_store, "MOST_OPEN", 1)
-    for _ in range(3):
-        assert store.read(3, 4).tolist() == [3, 4, 5, 6]
-    assert hashed == [parts[0] / "tokens.bin", parts[1] / "tokens.bin"]
-    flip(parts[2] / "tokens.bin", 1)
-    assert store.read(0, 8).tolist() == list(range(8))
-    with pytest.raises(DataError, match=r"2/tokens\.bin is damaged"):
-        store.read(7, 2)
-    with pytest.raises(KeyError):
-        store.read(0, 1, TARGETS)  # a part of text has none
-
-
-@pytest.mark.parametrize("is_cut", [True, False])
-@pytest.mark.parametrize("name", ["tokens.bin", "documents.bin"])
+@pytest.mark.parametrize(("name", "is_cut"), [("tokens.bin", True), ("documents.bin", False)])
 def test_a_damaged_file_is_named_and_the_next_start_builds_its_part_again(tmp_path, lap_cache, name, is_cut):
     write_stories(tmp_path / "a.jsonl")
     write_stories(tmp_path / "b.jsonl")

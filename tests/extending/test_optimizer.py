@@ -13,9 +13,6 @@ LION = ["--set", "optimizer.name=lion", "--set", "optimizer.lr=1e-3"]
 def test_a_vit_trained_with_it_keeps_its_state(extended):
     extended("train", *VIT, *LION, "--name", "lion")
     run = extended.runs / "lion"
-    assert json.loads((run / "run.json").read_text())["plugins"] == [
-        {"sort": "optimizer", "name": "lion", "package": "lap-example", "version": "1.0"}
-    ]
     state = load_file(run / "checkpoints" / "step-000004" / "optimizer.safetensors")
     names = {name.partition("/")[0] for name in state}
     assert names == {"average"}

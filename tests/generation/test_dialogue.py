@@ -1,12 +1,10 @@
 """Transcripts and the terminal's conversation."""
 
 import io
-import json
 
 import pytest
 import torch
 
-from lapcli.data.chat.conversation import conversation, render_prompt
 from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.generation.dialogue import Dialogue, Transcript, converse, transcript
 from lapcli.generation.engine import Sampling
@@ -53,10 +51,6 @@ def test_calls_of_the_calculator_are_shown(tokenizer):
     assert transcript([*call, ord("!")], tokenizer) == "[calculator: 6*7]!"  # not understood: it has no result
 
 
-def test_nothing_steers_the_terminal(tokenizer):
-    assert transcript(tokenizer.encode("\x1b[2Ja\tb\nc\x9b\x07"), tokenizer) == "\ufffd[2Ja\tb\nc\ufffd\ufffd"
-
-
 def test_the_prompt_holds_what_was_said(model, tokenizer, monkeypatch):
     dialogue = Dialogue(model, tokenizer, Sampling(4, 1.0))
     prompts = []
@@ -100,7 +94,7 @@ def test_commands(model, tokenizer, capsys):
     assert first
     assert second
     converse(dialogue, typed("/help"))  # not a question
-    assert "/clear clears the conversation" in capsys.readouterr().err
+    assert "/clear" in capsys.readouterr().err
     converse(dialogue, typed(KeyboardInterrupt, "hi"))  # at the prompt it only says how to leave
     assert "/quit" in capsys.readouterr().err
     assert len(dialogue._exchanges) == 2
@@ -123,34 +117,3 @@ def test_ctrl_c_stops_the_answer_not_the_program(model, tokenizer, monkeypatch):
     assert " ..." in terminal.getvalue()
     assert len(dialogue._exchanges) == 2  # the one that was stopped, as far as it went, and the next
     assert len(dialogue._exchanges[0]) < len(dialogue._exchanges[1])
-
-
-def test_the_system_text_stands_where_training_puts_it(model, tokenizer):
-    """Before the first question that is left, as a conversation with a system message is rendered."""
-    dialogue = Dialogue(model, tokenizer, Sampling(4, 1.0))
-    dialogue.system = "be kind"
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
-    turns = conversation([*messages, {"role": "assistant", "content": "x"}])[:1]
-    assert dialogue._prompt(dialogue._user_turn("hi")) == render_prompt(turns, tokenizer)
-    for _ in range(12):
-        list(dialogue.answer("a question"))
-    assert dialogue.forgotten > 5
-    prompt = dialogue._prompt(dialogue._user_turn("x" * 1000))
-    assert prompt[2:11] == tokenizer.encode("be kind\n\n")
-    dialogue.system = "y" * 1000
-    assert len(dialogue._prompt(dialogue._user_turn("x" * 1000))) + 4 <= 64
-
-
-def test_a_saved_conversation_can_be_trained_on(model, tokenizer, tmp_path, capsys):
-    dialogue = Dialogue(model, tokenizer, Sampling(4, 0.0))
-    file = tmp_path / "kept.jsonl"
-    converse(dialogue, typed(f"/save {file}", "/system be kind", "hi", f"/save {file}", "you", f"/save {file}"))
-    captured = capsys.readouterr()
-    assert "nothing was said yet" in captured.err
-    first, second = (json.loads(line) for line in file.read_text().splitlines())
-    assert [message["role"] for message in second] == ["system", *["user", "assistant"] * 2]
-    assert second[: len(first)] == first
-    assert "".join(message["content"] + "\n" for message in second[2::2]) == captured.out
-    converse(dialogue, typed(f"/save {tmp_path}/no/folder", "/system", f"/save {file}"))
-    assert "cannot be written" in capsys.readouterr().err
-    assert json.loads(file.read_text().splitlines()[-1]) == second[1:]

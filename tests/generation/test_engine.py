@@ -11,7 +11,6 @@ from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.generation import engine as engine_module
 from lapcli.generation.engine import Engine, RowCache, Sampling, generate, noise_key, uniform
 from lapcli.models.gpt import GPT, GPTConfig, KVCache
-from lapcli.runtime.errors import UsageError
 
 torch.set_num_threads(1)
 
@@ -141,25 +140,6 @@ def test_draws_follow_the_probabilities(top_k) -> None:
         assert abs(drawn.count(id_) / 1000 - p) < 4 * (p * (1 - p) / 1000) ** 0.5 + 1e-3
 
 
-def test_bf16() -> None:
-    """Each token is the likeliest of the whole forward, but for bf16's rounding."""
-    model = randomised().use_bf16()
-    found = generate(model, PROMPT, 12)
-    ids = list(PROMPT)
-    for token in found:
-        logits_V = model(torch.tensor([ids]))[0, -1]
-        assert logits_V.max() - logits_V[token] <= 0.02 * (logits_V.max() - logits_V.min())
-        ids.append(token)
-    assert len(set(found)) > 2
-
-
-def test_what_cannot_be_generated_is_refused() -> None:
-    model = randomised()
-    for prompts, count in (([[]], 3), ([PROMPT], 160)):
-        with pytest.raises(UsageError):
-            Engine(model).complete(prompts, Sampling(count))
-
-
 class Scripted(GPT):
     """Each token has one follower; what it computes besides is only for the cache's books."""
 
@@ -206,11 +186,6 @@ def test_the_calculator_answers_and_its_output_is_forced(tokenizer) -> None:
     # What it does not understand forces nothing.
     model = chain(tokenizer, [assistant, start, ord("x"), end, ord("!")])
     assert Engine(model, tokenizer).complete([[assistant]], Sampling(50)) == [[[start, ord("x"), end, ord("!")]]]
-
-
-def test_bos_ends_an_answer_too(tokenizer) -> None:
-    model = chain(tokenizer, [1, 2, tokenizer.bos])
-    assert Engine(model, tokenizer).complete([[1]], Sampling(50)) == [[[2]]]
 
 
 def test_finished_rows_leave_the_batch(tokenizer) -> None:

@@ -35,18 +35,10 @@ def test_every_form_by_hand(spec: object, layers: int, heads: int, per_layer: tu
     [
         (5, "layer 0 has 4 heads, so 0 to 4 can be Laplacian, got 5"),
         (-1, "layer 0 has 4 heads, so 0 to 4 can be Laplacian, got -1"),
-        (True, "0 to 4 can be Laplacian, got True"),
         (2.5, "0 to 4 can be Laplacian, got 2.5"),
-        (None, "0 to 4 can be Laplacian, got None"),
         ("five", "expected a number, a list, `linear(a, b)` or {layers:, heads:}, got 'five'"),
-        ("linear(0, 5)", "layer 2 has 4 heads, so 0 to 4 can be Laplacian, got 5"),
         ([1, 2], "a list needs one number for each of the 3 layers, got 2"),
-        ([1, 2, 9], "layer 2 has 4 heads, so 0 to 4 can be Laplacian, got 9"),
-        ([1, True, 2], "layer 1 has 4 heads, so 0 to 4 can be Laplacian, got True"),
-        ({"layers": "0-3", "heads": 1}, "layers: 0-3 is not within the 3 layers 0 to 2"),
         ({"layers": "2-1", "heads": 1}, "layers: 2-1 is not within the 3 layers 0 to 2"),
-        ({"layers": "last", "heads": 1}, "layers: expected numbers or ranges such as 6-11, got 'last'"),
-        ({"layers": [], "heads": 1}, "layers: expected numbers or ranges such as 6-11, got '[]'"),
         ({"laplacian": {"layers": 1}}, "laplacian needs a number of heads, such as {laplacian: {heads: 2}}"),
         ({"layers": 1, "heads": 7}, "layer 1 has 4 heads, so 0 to 4 can be Laplacian, got 7"),
     ],
@@ -55,20 +47,6 @@ def test_what_cannot_be_a_plan_says_what_is_expected(spec: object, message: str)
     with pytest.raises(ValueError) as caught:  # noqa: PT011, the message is compared below
         head_plan(spec, layers=3, heads=4)  # type: ignore[arg-type]
     assert str(caught.value).endswith(message)
-
-
-def test_grid_joins_equal_neighbours() -> None:
-    assert head_plan([0, 0, 1, 3], 4, 3).grid() == (
-        "layers 0-1    A A A\n"
-        "layer 2       A A L\n"
-        "layer 3       L L L"
-    )  # fmt: skip
-    assert head_plan(2, 12, 4).grid() == "layers 0-11   A A L L"
-
-
-def test_text_is_the_shortest_form() -> None:
-    assert str(head_plan("linear(2, 2)", 3, 4)) == "2"
-    assert str(head_plan({"layers": "1-2", "heads": 3}, 3, 4)) == "[0, 3, 3]"
 
 
 def test_labels_are_short_and_tell_plans_apart():

@@ -44,7 +44,7 @@ def by_hand(images):
     return correct
 
 
-@pytest.mark.parametrize(("batch", "size"), [(7, 1), (100, 2), (1000, 3)])
+@pytest.mark.parametrize(("batch", "size"), [(7, 1), (100, 2)])
 def test_every_image_is_counted_once(images, batch, size):
     total = {"images": 0, 1: 0, 5: 0}
     for rank in range(size):
@@ -66,20 +66,6 @@ class OneOf(World):
     def sum(self, values):
         self.counted.append(values)
         return [max(values[0], 1.0), *values[1:]]
-
-
-def test_the_models_mode_is_put_back_and_drop_path_is_off(images):
-    seen = []
-
-    class Watched(Guess):
-        def forward(self, x):
-            seen.append(self.training)
-            return super().forward(x)
-
-    model = Watched().train()
-    measure_accuracy(model, images, *looks(), World(0, 1, torch.device("cpu")), 100)
-    assert not any(seen)
-    assert model.training
 
 
 def test_weights_that_give_nonsense_are_not_scored(images):

@@ -60,17 +60,6 @@ def test_a_self_supervised_models_tokens_by_image():
     assert capture.tokens == 2 * (1 + 2 * 3)
 
 
-def test_a_pass_leaves_no_trace_and_runs_the_model_once():
-    model, images = vit(2)
-    model.train()
-    calls = []
-    model.patch_embed.register_forward_hook(lambda *_: calls.append(1))
-    seen(model, images, *(Site(layer, place) for layer in (0, 1) for place in ("output", "mlp_input")))
-    assert len(calls) == 1
-    assert model.training
-    assert not any(block._forward_hooks or block._forward_pre_hooks for block in model.blocks)
-
-
 def test_weights_that_are_not_finite_are_named():
     model, tokens = gpt(2)
     with torch.no_grad():

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 
 from lapcli.measures import nearest_neighbours
-from lapcli.measures.nearest_neighbours import classify, nearest, vote
+from lapcli.measures.nearest_neighbours import classify, nearest
 
 TEMPERATURE = 0.07
 
@@ -22,7 +22,7 @@ def clusters():
     return features.astype(np.float32), labels
 
 
-@pytest.mark.parametrize("k", [1, 10, 20, 100])
+@pytest.mark.parametrize("k", [1, 20])
 def test_the_classes_are_scikit_learns(clusters, k, monkeypatch):
     """scikit-learn's own neighbours by cosine distance, with the votes weighed by exp(similarity / 0.07)."""
     monkeypatch.setattr(nearest_neighbours, "KEYS_AT_ONCE", 64)
@@ -47,11 +47,3 @@ def test_neighbours_are_the_dense_ones_whatever_the_chunks(clusters, monkeypatch
         similarity, index = nearest(queries, keys, 20)
         assert torch.equal(index, order)
         assert torch.allclose(similarity, (queries @ keys.T).gather(1, order), atol=1e-4)
-
-
-def test_one_near_neighbour_outweighs_two_far_ones():
-    """By hand: exp(0.9 / 0.07) is larger than 2 exp(0.8 / 0.07), but not than five of them."""
-    similarity = torch.tensor([[0.9, 0.8, 0.8, 0.8, 0.8, 0.8]])
-    found = vote(similarity, torch.tensor([[1, 0, 0, 0, 0, 0]]), 2, [1, 3, 6], TEMPERATURE)
-    assert [int(found[k]) for k in (1, 3, 6)] == [1, 1, 0]
-    assert np.exp(0.1 / TEMPERATURE) == pytest.approx(4.17, abs=0.01)

@@ -114,29 +114,6 @@ def test_compiled(dtype: torch.dtype, tolerance: float, monkeypatch: pytest.Monk
         assert (ours.double() - theirs).norm() < tolerance * theirs.norm()
 
 
-def test_each_token(rows) -> None:
-    rows(6, 50)
-    x, weight, targets = draw(20, 50, 8)
-    each = softcapped_cross_entropy(x, weight, targets, 15.0, "none")
-    torch.testing.assert_close(each, plain(x, weight, targets, 15.0, "none"), atol=1e-5, rtol=1e-5)
-    assert not each.requires_grad
-    assert (each[targets < 0] == 0).all()
-    assert (targets < 0).any()
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("N", [0, 9])
-def test_no_target_counts(rows, N: int, reduction: str) -> None:
-    rows(4, 50)
-    x, weight, _ = draw(N, 50, 8)
-    loss = softcapped_cross_entropy(x, weight, torch.full((N,), -1), 15.0, reduction)
-    loss.backward()
-    assert loss.item() == 0
-    for gradient in (x.grad, weight.grad):
-        assert gradient is not None
-        assert (gradient == 0).all()
-
-
 def test_the_largest_cap_stays_finite() -> None:
     """z = 50 for one of 60,000 ids and -50 for the others, and the other way round."""
     weight = torch.full((60_000, 1), -1000.0)
@@ -145,28 +122,6 @@ def test_the_largest_cap_stays_finite() -> None:
     loss = softcapped_cross_entropy(x, weight.requires_grad_(), torch.tensor([8, 7]), 50.0)
     expected = plain(x.double(), weight.double(), torch.tensor([8, 7]), 50.0)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-
-
-def test_a_second_backward_is_refused_rather_than_wrong() -> None:
-    x, weight, targets = draw(20, 50, 8)
-    loss = softcapped_cross_entropy(x, weight, targets, 15.0)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="once"):
-        loss.backward()
-
-
-def test_bf16_input_with_float32_weights(rows) -> None:
-    rows(6, 50)
-    x, weight, targets = draw(20, 50, 64, dtype=torch.bfloat16)
-    weight = weight.detach().float().requires_grad_()
-    loss = softcapped_cross_entropy(x, weight, targets, 15.0)
-    assert loss.dtype == torch.float32
-    expected = plain(x.float(), weight, targets, 15.0)
-    assert loss.item() == pytest.approx(expected.item(), rel=0.01)
-    pairs = [torch.autograd.grad(total, (x, weight)) for total in (loss, expected)]
-    for ours, theirs in zip(*pairs, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert (ours.float() - theirs.float()).norm() < 0.02 * theirs.float().norm()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models.compiling import compiled_once
-from lapcli.objectives.dino_monitoring import class_tokens
+from lapcli.objectives.neighbours import class_tokens
 from lapcli.runtime.ranks import World
 from lapcli.training.optimizers import Optimizers
 
@@ -71,17 +71,6 @@ def test_a_run_has_few_graphs_of_fixed_shapes(kind: str, graphs: Graphs, tmp_pat
     assert losses == pytest.approx(plain_losses, rel=1e-4)
     assert validated == pytest.approx(plain_validated, rel=1e-3)
     assert len(set(losses)) == len(losses)
-
-
-@torch._dynamo.config.patch(recompile_limit=1)
-def test_two_models_do_not_share_their_limit(graphs: Graphs, tmp_path) -> None:
-    """Runs one after the other in a process: the second is compiled although the first used the limit up."""
-    for layers in (1, 2):
-        model = build("language_model", tmp_path, compile=True).model
-        model.blocks = model.blocks[:layers]
-        tokens_BT = torch.zeros(2, 8, dtype=torch.long)
-        model.loss(tokens_BT, tokens_BT).backward()
-    assert len(graphs) == 3  # the blocks of each, and the loss that they share
 
 
 def test_padding_does_not_count(tmp_path) -> None:

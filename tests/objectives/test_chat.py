@@ -9,8 +9,6 @@ import torch
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.objectives.chat import Chat
-from lapcli.objectives.weights import InitialWeights
-from lapcli.runs import open_run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
@@ -109,17 +107,6 @@ def test_the_last_step_of_the_epoch_can_be_left_out(pretrained, tmp_path):
     for chat in (whole, short):
         multipliers = [chat.learning_rate_multiplier(step) for step in range(4)]
         assert multipliers == pytest.approx([0.5 * rate for rate in rates])  # lr_scale is 0.5
-
-
-def test_a_stage_starts_from_the_weights_before_it(pretrained, tmp_path):
-    recipe = built(pretrained, tmp_path).recipe
-    run = open_run(pretrained.path.parent, "stage", recipe)
-    fresh = support.built(Chat, recipe, InitialWeights.of(recipe, run).tokenizer(recipe), World(0, 1, CPU))
-    InitialWeights.of(recipe, run).load(fresh.model, recipe)
-    from safetensors.torch import load_file
-
-    for name, tensor in load_file(next(pretrained.checkpoints.glob("step-*/model.safetensors"))).items():
-        assert torch.equal(fresh.model.state_dict()[name], tensor)
 
 
 def test_the_summary_has_answers(pretrained, tmp_path):

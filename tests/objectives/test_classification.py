@@ -1,8 +1,6 @@
 """The classification objective: groups, losses, precision, and batches that cannot be shared."""
 
 import contextlib
-import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ import torch.nn.functional as F
 from image_support import image_recipe
 from support import built
 
-from lapcli.data.images.loader import count_workers
 from lapcli.data.images.sources import open_images
 from lapcli.models.vit import without_decay
 from lapcli.objectives.classification import Classification
@@ -25,12 +22,6 @@ ALONE = World(0, 1, torch.device("cpu"))
 @pytest.fixture(scope="module")
 def data():
     return open_images(image_recipe().data, 10)
-
-
-def test_epochs_are_whole_batches(data):
-    recipe = image_recipe(train={"steps": None, "epochs": 3.0})
-    objective = built(Classification, recipe, data, ALONE)
-    assert objective.steps == 3 * (len(data.train) // 16)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
@@ -86,113 +77,18 @@ def test_accumulation_keeps_the_global_batch(data):
         torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-6, rtol=1e-4)
 
 
-def test_pairs_stay_together(data):
-    odd = built(
-        Classification, image_recipe(train={"batch": 24, "micro_batch": 3}, data={"mixing": {"group": 8}}), data, ALONE
-    )
-    assert odd.batches.micro_batch == 2
-    with pytest.raises(UsageError, match="cannot be shared evenly by 3 processes"):
-        built(Classification, image_recipe(), data, World(0, 3, torch.device("cpu")))
-
-
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"data": {"mixing": {"group": 6}}}, "batch: 18 with micro_batch: 8 would work"),
-        ({"data": {"mixing": {"group": 7}}}, "even number"),
-        ({"train": {"micro_batch": 1}}, "micro_batch of at least 2"),
+        ({"data": {"mixing": {"group": 6}}}, "multiple of data.mixing.group 6"),
         ({"train": {"loss": "binary_cross_entropy"}, "data": {"mixing": {"label_smoothing": 0.1}}}, "label_smoothing"),
         ({"data": {"augmentation": {"policy": "randm9"}}}, "expected 3a or a policy"),
-        ({"data": {"validation": None}}, "the digits come in one part"),
-        ({"model": {"patch": 3}}, "8 is not a multiple of patch 3"),
         ({"model": {"laplacian_heads": 5}}, "0 to 4 can be Laplacian"),
     ],
 )
 def test_what_cannot_go_together_is_refused(sections, message):
     with pytest.raises(RecipeError, match=message):
         image_recipe(**sections)
-
-
-@pytest.mark.parametrize("batch", [1, 5, 7, 20])
-@pytest.mark.parametrize("micro_batch", [1, 3, 30])
-@pytest.mark.parametrize("group", [None, 4, 5])
-def test_batches_that_do_not_fit_are_reported_with_values_that_work(batch, micro_batch, group):
-    """Whoever follows the advice has a recipe after three messages at most: one for each section, one for all."""
-    for _ in range(4):
-        try:
-            image_recipe(train={"batch": batch, "micro_batch": micro_batch}, data={"mixing": {"group": group}})
-            return
-        except RecipeError as refused:
-            said = str(refused)
-        if most := re.search(r"give at most (\d+)", said):
-            micro_batch = int(most[1])
-        if "even number" in said:
-            group += 1
-        if works := re.search(r"batch: (\d+) with micro_batch: (\d+)", said):
-            batch, micro_batch = int(works[1]), int(works[2])
-    pytest.fail(said)
-
-
-def test_workers_leave_the_cpu_to_the_model(monkeypatch):
-    recipe = image_recipe()
-    assert count_workers(recipe.data.workers, torch.device("cpu")) == 0
-    monkeypatch.setattr("lapcli.data.images.loader.usable_cores", lambda: 32)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert count_workers(recipe.data.workers, torch.device("cuda")) == 7
-    assert count_workers(5, torch.device("cpu")) == 5
-
-
-def test_no_image_is_decoded_twice(data):
-    """Over all processes of a step, mixing included, as many images are opened as the batch has."""
-    opened = []
-
-    class Counted(type(data.train)):
-        def __init__(self, inner):
-            self.__dict__.update(inner.__dict__)
-
-        def image(self, index):
-            opened.append(index)
-            return super().image(index)
-
-    counted = replace(data, train=Counted(data.train))
-    recipe = image_recipe(train={"micro_batch": 4})
-    for rank in range(2):
-        objective = built(Classification, recipe, counted, World(rank, 2, torch.device("cpu")))
-        for micro_step in range(objective.batches.accumulation):
-            objective.batch(2, micro_step)
-    assert len(opened) == len(set(opened)) == 16
-
-
-def test_an_image_that_breaks_in_the_middle_leaves_a_failed_run(tmp_path):
-    """Read on demand, so that the broken one is met while training: the run says failed, never finished."""
-    import json
-
-    from image_support import write_folder
-    from support import train_here
-
-    from lapcli.runtime.errors import DataError
-
-    root = write_folder(tmp_path / "images", {"train": {"a": 20, "b": 20}, "val": {"a": 2, "b": 2}})
-    broken = root / "train" / "b" / "3.png"
-    broken.write_bytes(b"")
-    recipe = image_recipe(
-        model={"classes": 2},
-        data={"train": str(root), "validation": None, "decoded_gigabytes": 0.0, "workers": 1},
-        train={"steps": 30, "batch": 8},  # small, so that the broken image is not in the first one
-    )
-    # The sample that is judged by its size must not be the broken one.
-    from lapcli.data.images import image_set
-
-    image_set_sample, image_set.SAMPLED_IMAGES = image_set.SAMPLED_IMAGES, 2
-    try:
-        with pytest.raises(DataError, match=r"b/3\.png cannot be decoded"):
-            train_here(recipe, tmp_path / "runs")
-    finally:
-        image_set.SAMPLED_IMAGES = image_set_sample
-    info = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())
-    assert info["status"] == "failed"
-    assert "3.png" in info["failure"]
-    assert not (tmp_path / "runs" / "run" / "summary.json").exists()
 
 
 def test_a_warmup_that_does_not_fit_into_the_steps_is_refused_before_the_first(data, tmp_path):

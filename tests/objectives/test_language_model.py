@@ -1,7 +1,6 @@
 """Next-token prediction: parameter groups of the paper's recipe, and bits per byte worked by hand."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from lapcli.objectives.language_model import LanguageModel, gpt_config, paramete
 from lapcli.recipe import recipe_from_dict
 from lapcli.recipe.schema import LanguageModelRecipe
 from lapcli.runtime.devices import Device
-from lapcli.runtime.errors import DataError
 from lapcli.runtime.ranks import World
 
 torch.set_num_threads(2)
@@ -65,23 +63,6 @@ class TestParameterGroups:
         assert len(named) == len(dict(named))
         assert dict(named).keys() == dict(model.named_parameters()).keys()
         assert all(dict(model.named_parameters())[name] is p for name, p in named)
-
-    def test_settings_of_the_recipe_arrive(self) -> None:
-        made = recipe(
-            optimizer={
-                "lr": 0.5,
-                "embedding_lr": 0.3,
-                "head_lr": 0.1,
-                "reference_width": 128,
-                "weight_decay": 0.7,
-                "newton_schulz_steps": 3,
-                "newton_schulz_precision": "bf16",
-            }
-        )
-        matrices, embedding, head = parameter_groups(made, GPT(gpt_config(made)))
-        assert (matrices.lr, embedding.lr, head.lr) == (0.5, pytest.approx(0.6), pytest.approx(0.2))
-        assert matrices.options == {"steps": 3, "dtype": torch.bfloat16, "momentum": 0.95}
-        assert embedding.options["weight_decay"] == 0.7
 
     @pytest.mark.parametrize("bf16", [False, True])
     def test_muon_computes_in_the_precision_of_the_run_on_a_gpu_that_has_both(self, bf16: bool) -> None:
@@ -164,13 +145,6 @@ class TestBitsPerByte:
         assert values["validation_loss"] == pytest.approx(nats / 80, rel=1e-5)
         assert values["validation_bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
 
-    def test_a_text_without_bytes_has_none(self, data: TextData, tmp_path: Path) -> None:
-        """Documents of nothing but their start: 0.0 would be the best result of all."""
-        starts = stream([[data.tokenizer.bos]] * 100, tmp_path)
-        objective = built(LanguageModel, recipe(), replace(data, validation=starts), alone())
-        with pytest.raises(DataError, match="the held-out text has no bytes"):
-            validate(objective)
-
     def test_it_does_not_depend_on_the_micro_batch(self, data: TextData) -> None:
         results = []
         for micro_batch in (1, 2, 4):
@@ -187,36 +161,6 @@ class TestObjective:
         tokens, targets = objective.batch(0, 0)
         assert tokens.shape == targets.shape == (2, 16)
         assert torch.equal(tokens[:, 1:], targets[:, :-1])
-
-    def test_the_seed_gives_the_weights(self, data: TextData) -> None:
-        models = [built(LanguageModel, recipe(seed=seed), data, alone()).model for seed in (1, 1, 2)]
-        weights = [model.embed.weight for model in models]
-        assert torch.equal(weights[0], weights[1])
-        assert not torch.equal(weights[0], weights[2])
-
-    @pytest.mark.parametrize("precision", ["float32", "bf16"])
-    def test_precision(self, data: TextData, precision: str) -> None:
-        train = {"batch": 4, "micro_batch": 2, "steps": 10, "precision": precision}
-        objective = built(LanguageModel, recipe(train=train), data, alone())
-        expected = torch.bfloat16 if precision == "bf16" else torch.float32
-        assert objective.model.embed.weight.dtype == expected
-        assert objective.model.head.weight.dtype == torch.float32
-        objective.loss(objective.batch(0, 0)).backward()
-
-    def test_length_from_epochs(self, data: TextData) -> None:
-        """1,500 or so tokens are some 90 sequences; two epochs of them in batches of four."""
-        objective = built(LanguageModel, recipe(train={"batch": 4, "micro_batch": 2, "epochs": 2}), data, alone())
-        assert objective.steps == 2 * ((len(data.train) - 1) // 16) // 4
-        assert objective.units_per_step == 4 * 16
-
-    def test_what_a_run_leaves(self, data: TextData, tmp_path: Path) -> None:
-        settings = {"prompts": ["the cat"], "sample_tokens": 6, "bigram": True}
-        objective = built(LanguageModel, recipe(validation=settings), data, alone())
-        left = objective.finish()
-        assert left["samples"][0]["prompt"] == "the cat"
-        assert isinstance(left["samples"][0]["continuation"], str)
-        assert 0 < left["bigram_bits_per_byte"] < math.log2(275)
-        assert objective.weights_metadata()["laplacian_heads"] == "2"
 
 
 def test_groups_of_nanochats_parts_of_2026():

@@ -1,18 +1,14 @@
 """`--model timm:NAME`: weights from a file, exactly those, or a sentence that says why not."""
 
 import hashlib
-from typing import Any
 
 import pytest
 import timm
 import torch
 from probe_support import CPU
 from safetensors.torch import save_file
-from support import tiny_recipe, train_here, write_text
 
-from lapcli.checkpoint import load_weights
-from lapcli.objectives.language_model import LanguageModel
-from lapcli.objectives.loading import find_checkpoint, open_run, open_timm
+from lapcli.objectives.loading import open_timm
 from lapcli.runtime.errors import DataError, UsageError
 
 NAME = "vit_tiny_patch16_224"
@@ -77,40 +73,6 @@ def test_weights_that_do_not_fit_are_refused(weights, tmp_path):
         open_timm(f"timm:{NAME}", CPU, weights=tmp_path / "none.safetensors")
 
 
-def test_names():
-    for name, message in (
-        ("vit_tiny", "--model takes timm:NAME"),
-        ("timm:vit_tinny_patch16_224", "did you mean timm:vit_tiny_patch16_224?"),
-        ("timm:resnet18", "a plain ViT is needed"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            open_timm(name, CPU)
-
-
 def test_without_a_network_the_next_step_is_named():
     with pytest.raises(DataError, match=r"HF_HUB_OFFLINE is set.*--weights"):
         open_timm(f"timm:{NAME}", CPU)
-
-
-def test_a_gpt_in_bf16_has_its_weights_cast_once(tmp_path, shared_cache, monkeypatch):
-    """With the same logits, to the bit, as the training's model that casts at every use."""
-    monkeypatch.setenv("LAP_CACHE", str(shared_cache))
-    operators = {"mix": {"heads": 1, "learn": ["alpha"]}, "laplacian": {"heads": 1}}
-    recipe = tiny_recipe(
-        write_text(tmp_path / "text.txt"),
-        model={"laplacian_heads": 0, "operators": operators},
-        train={"steps": 2, "precision": "bf16"},
-    )
-    run = train_here(recipe, tmp_path)
-    checkpoint = find_checkpoint(run, "last")
-    model: Any = open_run(run, checkpoint, torch.device("cpu")).module
-    assert {p.dtype for name, p in model.named_parameters() if ".operators." not in name} == {torch.bfloat16}
-    objective = LanguageModel(recipe)
-    objective.build(torch.device("cpu"), is_initialised=False)
-    casting = objective.model
-    load_weights(checkpoint.weights, casting, str(casting.config.head_plan()))
-    tokens = torch.arange(40).view(2, 20)
-    with torch.no_grad():
-        assert torch.equal(model(tokens), casting(tokens))
-        losses = [each.loss(tokens, tokens.flip(0), "none") for each in (model, casting)]
-    assert torch.equal(*losses)

@@ -11,17 +11,15 @@ import tiktoken
 import torch
 import torch.nn.functional as F
 from harness_support import evaluated, make_run, samples_of, write_benchmarks
-from safetensors.torch import load_file
-from support import lap, run_main, tiny_chat_recipe, tiny_recipe, train_here, write_text
+from support import lap, run_main, tiny_chat_recipe
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN
 from lapcli.objectives.loading import find_checkpoint as checkpoint_of
 from lapcli.objectives.loading import open_run
-from lapcli.objectives.nanochat import find_checkpoint, import_checkpoint, read_tokenizer, read_weights
+from lapcli.objectives.nanochat import import_checkpoint, read_tokenizer
 from lapcli.recipe import recipe_to_yaml
-from lapcli.recipe.schema import InitFrom
 from lapcli.runs import read_run
-from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.errors import DataError
 
 TEXTS = [
     "It's the tea that won't stew. 12345 你好\r\n\n  naïve\tUBER-graph",
@@ -124,79 +122,19 @@ def test_an_imported_run_computes_what_nanochat_computes(tmp_path, encoding, hea
     assert not list((tmp_path / "runs").glob(".*"))
 
 
-def test_a_run_begins_with_nanochats_weights(tmp_path, encoding):
-    """Without `lap import` before it; the tokenizer comes along."""
-    from lapcli.objectives.weights import open_weights
-
-    place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=2)
-    source = open_weights(InitFrom(source=str(place)), tmp_path)
-    tensors = source.read()
-    assert torch.equal(tensors["blocks.1.attn.k.weight"], state["transformer.h.1.attn.c_k.weight"])
-    assert torch.equal(tensors["head.weight"], state["lm_head.weight"][:VOCAB])
-    assert source.model["heads"] == HEADS
-    assert source.tokenizer().vocab_size == VOCAB
-
-
-def continued(text, source):
-    """A recipe of the checkpoint's shape that begins with it, on another text."""
-    shape = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "kv_heads": KV_HEADS, "context": CONTEXT}
-    model = {**shape, "laplacian_heads": 2, "rotary_precision": "bf16"}
-    train = {"steps": 3, "batch": 4, "micro_batch": 4, "init_from": {"source": source}}
-    return tiny_recipe(text, model=model, tokenizer={"vocab": VOCAB}, train=train)
-
-
-def same_weights(one, other):
-    """The files differ: each names its recipe, and these begin with different files."""
-    first, second = (load_file(checkpoint_of(read_run(run.path), "last").weights) for run in (one, other))
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_a_whole_training_begins_with_a_checkpoint_directly_or_imported(tmp_path, encoding):
-    """The loss of the first step is nanochat's own on that batch, and both ways end at the same bits."""
-    from lapcli.objectives.language_model import LanguageModel
-    from lapcli.objectives.weights import InitialWeights
-    from lapcli.runtime.ranks import World
-
-    place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=2)
-    text, runs = write_text(tmp_path / "text.txt"), tmp_path / "runs"
-    import_checkpoint(place, runs, "theirs")
-    log = io.StringIO()
-    direct = train_here(continued(text, str(place)), runs, "direct", log)
-    imported = train_here(continued(text, "run:theirs"), runs, "imported")
-    assert "starts from" in log.getvalue()
-    assert "step 7" in log.getvalue()
-    same_weights(direct, imported)
-    assert read_run(direct.path).info["tokenizer_sha256"] == read_run(imported.path).info["tokenizer_sha256"]
-
-    recipe = read_run(direct.path).recipe
-    objective, run = LanguageModel(recipe), read_run(direct.path)
-    objective.prepare(World(0, 1, torch.device("cpu")), run, InitialWeights.of(recipe, run))
-    tokens, targets = objective.batch(0, 0)
-    logits = nanochat_logits(state, tokens, [2] * LAYERS)
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten().long(), ignore_index=-1)
-    first = next(line for line in map(json.loads, direct.metrics.read_text().splitlines()) if "loss" in line)
-    assert first["step"] == 1
-    assert first["loss"] == pytest.approx(float(expected), abs=1e-4)
-
-
-def test_sft_starts_from_a_checkpoint_directly_or_imported(tmp_path, encoding, capsys):
+def test_sft_starts_from_an_imported_checkpoint(tmp_path, encoding, capsys):
     place, _ = write_checkpoint(tmp_path, encoding, laplacian_heads=[0, 1, 4])
     import_checkpoint(place, tmp_path / "runs", "theirs")
     stages = tiny_chat_recipe(tmp_path, midtrain={"train": {"steps": 2}}, sft={"train": {"steps": 2}})
     (tmp_path / "chat.yaml").write_text(recipe_to_yaml(stages))
     command = ["sft", str(tmp_path / "chat.yaml"), "--runs-dir", str(tmp_path / "runs")]
-    code, _, err = run_main(capsys, *command, "--init-from", str(place))
-    assert (code, "with --name" in err) == (2, True)
-    for name, start in (("direct", ["--init-from", str(place)]), ("imported", ["--run", "theirs"])):
-        code, _, err = run_main(capsys, *command, *start, "--name", name)
-        assert code == 0, err
-    direct, imported = (read_run(tmp_path / "runs" / f"{name}-sft") for name in ("direct", "imported"))
-    same_weights(direct, imported)
-    assert direct.recipe.model.head_plan().per_layer == (0, 1, 4)
-    assert direct.recipe.model.rotary_precision == "bf16"
+    code, _, err = run_main(capsys, *command, "--run", "theirs", "--name", "imported")
+    assert code == 0, err
+    imported = read_run(tmp_path / "runs" / "imported-sft")
+    assert imported.recipe.model.head_plan().per_layer == (0, 1, 4)
+    assert imported.recipe.model.rotary_precision == "bf16"
     asked = ["--prompt", "tea", "--max-tokens", "3"]
-    code, _, err = run_main(capsys, "chat", "--run", "direct-sft", *asked, "--runs-dir", str(tmp_path / "runs"))
+    code, _, err = run_main(capsys, "chat", "--run", "imported-sft", *asked, "--runs-dir", str(tmp_path / "runs"))
     assert code == 0, err
 
 
@@ -226,7 +164,7 @@ class Hostile:
         return self.call, self.arguments
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+@pytest.mark.parametrize("protocol", [2, 5])
 def test_a_hostile_tokenizer_is_refused_and_runs_nothing(tmp_path, encoding, protocol):
     import os
 
@@ -285,26 +223,6 @@ def test_the_architecture_of_2026_is_refused_by_its_tensors_and_by_its_settings(
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_is_missing_or_does_not_fit_is_named(tmp_path, encoding):
-    place, _ = write_checkpoint(tmp_path, encoding, laplacian_heads=[0, 9, 0])
-    with pytest.raises(DataError, match="does not describe a GPT: laplacian_heads"):
-        find_checkpoint(place)
-    with pytest.raises(UsageError, match="name one of its folders: d3"):
-        find_checkpoint(place.parent)
-    place, _ = write_checkpoint(tmp_path / "b", encoding)
-    (tmp_path / "b" / "tokenizer" / "tokenizer.pkl").unlink()
-    with pytest.raises(UsageError, match="name it with --tokenizer"):
-        import_checkpoint(place, tmp_path / "runs", "x")
-    (place / "meta_000007.json").unlink()
-    with pytest.raises(DataError, match=r"meta_000007\.json, which says how the model is built"):
-        find_checkpoint(place)
-    place, _ = write_checkpoint(tmp_path / "c", encoding)
-    state = read_weights(find_checkpoint(place))
-    torch.save({"transformer.wte.weight": state["embed.weight"]}, place / "model_000007.pt")
-    with pytest.raises(DataError, match="is missing from it"):
-        import_checkpoint(place, tmp_path / "runs", "x")
-
-
 def test_an_imported_chat_model_is_asked_in_the_words_that_it_was_fine_tuned_with(tmp_path, encoding):
     """nanochat's words, not those of `lap sft`; the run records which."""
     chat, _ = write_checkpoint(tmp_path, encoding, "chatsft_checkpoints", step=9)
@@ -332,8 +250,7 @@ def test_an_imported_chat_model_is_asked_in_the_words_that_it_was_fine_tuned_wit
 def test_commands_take_an_imported_run(tmp_path, encoding, shared_cache):
     base, _ = write_checkpoint(tmp_path, encoding, laplacian_heads=1)
     chat, _ = write_checkpoint(tmp_path, encoding, "chatsft_checkpoints", laplacian_heads=1, step=9)
-    runs, text = tmp_path / "runs", tmp_path / "text.txt"
-    text.write_text("It's the tea that won't stew. " * 400)
+    runs = tmp_path / "runs"
 
     def call(*arguments):
         return lap(*arguments, "--runs-dir", str(runs), cache=shared_cache)
@@ -346,22 +263,8 @@ def test_commands_take_an_imported_run(tmp_path, encoding, shared_cache):
     other = call("import", str(chat), "--to", "base")
     assert (other.returncode, "is another run" in other.stderr) == (2, True)
 
-    result = call("analyze", "cossim", "--run", "base")
-    assert result.returncode == 2
-    assert "what it was trained on is not known; name a text with --data" in result.stderr
-    for name in ("base", "chat"):
-        result = call("analyze", "cossim", "--run", name, "--data", str(text))
-        assert result.returncode == 0, result.stderr
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("tea " * 100)
-    result = call("eval", "--run", "base", "--tasks", "bpb", "--data", str(tmp_path / "texts"))
-    assert result.returncode == 0, result.stderr
-    assert call("eval", "--run", "base", "--tasks", "bpb").returncode == 2
     result = call("sample", "--run", "base", "--prompt", "tea", "--max-tokens", "3")
     assert result.returncode == 0, result.stderr
-    result = call("chat", "--run", "chat", "--prompt", "tea", "--max-tokens", "3")
-    assert result.returncode == 0, result.stderr
-    result = call("export", "--run", "chat", "--to", "safetensors")
-    assert result.returncode == 0, result.stderr
-    result = call("runs", "show", "base")
-    assert result.returncode == 0, result.stderr
+    result = call("analyze", "cossim", "--run", "base")
+    assert result.returncode == 2
+    assert "--data" in result.stderr

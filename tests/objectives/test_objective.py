@@ -10,7 +10,7 @@ from lapcli.runtime.errors import UsageError
 
 @pytest.mark.parametrize(
     ("batch", "micro_batch", "processes", "multiple"),
-    [(254, 64, 1, 1), (257, 64, 1, 1), (2096, 64, 8, 1), (2 * 127 * 4, 60, 2, 4), (5, 4, 1, 1)],
+    [(254, 64, 1, 1), (2096, 64, 8, 1), (2 * 127 * 4, 60, 2, 4)],
 )
 def test_a_batch_without_a_split_near_the_micro_batch_is_refused_with_sizes_that_fit(
     batch, micro_batch, processes, multiple
@@ -27,8 +27,8 @@ def test_a_batch_without_a_split_near_the_micro_batch_is_refused_with_sizes_that
         assert plan_batches(batch, size, processes, multiple).micro_batch == size
 
 
-@pytest.mark.parametrize("share", range(1, 40))
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 8, 64])
+@pytest.mark.parametrize("share", [1, 12, 38])
+@pytest.mark.parametrize("micro_batch", [1, 5, 64])
 def test_an_accepted_split_is_equal_and_at_most_the_recipes(share, micro_batch):
     try:
         plan = plan_batches(share * 2, micro_batch, 2)

@@ -33,25 +33,9 @@ def test_warmup_and_a_final_rate(step: int, multiplier: float) -> None:
     assert learning_rate_multiplier(schedule, step, 100) == pytest.approx(multiplier, rel=1e-12)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 10, 101])
-@pytest.mark.parametrize(("warmup", "warmdown"), [(0.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.1, 0.2), (1.0, 0.0)])
-def test_every_update_has_a_rate_above_nothing(steps: int, warmup: float, warmdown: float) -> None:
-    schedule = PlateauSchedule(warmup=warmup, warmdown=warmdown)
-    rates = [learning_rate_multiplier(schedule, step, steps) for step in range(steps)]
-    assert all(0 < rate <= 1 for rate in rates)
-    peak = rates.index(max(rates))
-    assert rates[: peak + 1] == sorted(rates[: peak + 1])
-    assert rates[peak:] == sorted(rates[peak:], reverse=True)
-
-
 @pytest.mark.parametrize(
     ("step", "momentum"),
     [(0, 0.85), (1, 0.85 + 0.1 / 300), (150, 0.90), (299, 0.95 - 0.1 / 300), (300, 0.95), (N, 0.95)],
 )
 def test_momentum_of_muon(step: int, momentum: float) -> None:
     assert muon_momentum(MuonSection(), step) == pytest.approx(momentum, rel=1e-12)
-
-
-def test_momentum_without_warmup_is_constant() -> None:
-    section = MuonSection(momentum_warmup=0)
-    assert [muon_momentum(section, step) for step in (0, 1, 500)] == [0.95] * 3

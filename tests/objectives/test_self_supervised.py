@@ -8,7 +8,6 @@ from objectives_support import build
 from support import ROOT, process
 
 from lapcli.objectives.dino_losses import sinkhorn_targets
-from lapcli.objectives.dino_monitoring import collapse, teacher_health
 from lapcli.recipe import RecipeError, load_recipe
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import UsageError
@@ -41,16 +40,6 @@ def test_masks_and_crops_of_a_group_do_not_depend_on_the_world(processes, micro_
     assert not torch.equal(one[0][0], one[1][0])
 
 
-def test_workers_change_neither_batches_nor_validation():
-    alone, helped = (objective(dino_recipe(data={"workers": workers})) for workers in (0, 2))
-    for step, micro_step in ((1, 0), (1, 1), (0, 1)):  # the last one was not foreseen
-        one, other = alone.batch(step, micro_step), helped.batch(step, micro_step)
-        assert torch.equal(one.global_MCHW, other.global_MCHW)
-        assert torch.equal(one.local_LCHW, other.local_LCHW)
-    assert alone.validate(lambda: False) == helped.validate(lambda: False)
-    helped.close()
-
-
 @pytest.mark.parametrize("stream", ["bf16", "float32"])
 def test_the_stream_of_student_and_teacher_has_the_precision_of_the_recipe(stream, tmp_path):
     """On real bf16: every block's output is in it, and the loss differs from float32 by bf16's rounding alone."""
@@ -74,14 +63,6 @@ def test_a_group_cannot_be_cut():
         dino_recipe(train={"micro_batch": 2})
     with pytest.raises(UsageError, match="shared evenly"):
         objective(dino_recipe(), 0, 4)  # two groups, four processes
-
-
-def test_accumulation_is_said():
-    notes = objective(dino_recipe()).notes
-    assert "3 epochs of 2 steps" in notes[0]
-    assert "passes over 442 images" in notes[0]
-    assert "Sinkhorn-Knopp balances each one separately" in notes[1]
-    assert len(objective(dino_recipe(**WHOLE)).notes) == 1
 
 
 def test_two_processes_give_the_sinkhorn_and_the_loss_of_one(tmp_path):
@@ -135,23 +116,6 @@ def test_the_teacher_follows_and_nothing_else_moves_it():
         assert torch.allclose(new, 0.9 * old + 0.1 * p, atol=1e-6)
 
 
-def test_a_masked_patch_of_the_student_is_a_whole_one_of_the_teacher():
-    """With the student at rest and nothing masked twice, iBOT's targets come from what the student does not see."""
-    ours = objective(dino_recipe(**WHOLE))
-    batch = ours.batch(0, 0)
-    changed = batch.global_MCHW.clone()
-    row, patch = next(iter(batch.masks_MP.nonzero().tolist()))
-    top, left = patch // 4 * 4, patch % 4 * 4
-    changed[row, :, top : top + 4, left : left + 4] += 1.0
-    seen = [
-        network.backbone.tokens([crops], [mask])[0].detach()
-        for network, mask in ((ours.model.student, batch.masks_MP), (ours.model.teacher, None))
-        for crops in (batch.global_MCHW, changed)
-    ]
-    assert torch.equal(seen[0], seen[1])
-    assert not torch.equal(seen[2], seen[3])
-
-
 def test_each_set_of_parameters_is_clipped_by_its_own_norm():
     ours = objective(dino_recipe(**WHOLE))
     ours.loss(ours.batch(0, 0)).backward()
@@ -167,53 +131,6 @@ def test_each_set_of_parameters_is_clipped_by_its_own_norm():
         norms[part] = float(old.norm())
         assert float(torch.cat(grads).norm()) == pytest.approx(min(1e-3, norms[part]), rel=1e-2)
     assert sorted(known) == pytest.approx(sorted(norms.values()), rel=1e-5)
-
-
-def test_a_collapse_is_named_once_and_not_during_warm_up():
-    ours = objective(dino_recipe(**WHOLE))
-    with torch.no_grad():
-        for network in (ours.model.student, ours.model.teacher):
-            for block in network.backbone.blocks:
-                block.gamma_1.zero_()  # the class token sees no image
-    warnings = []
-    for step in (0, 2, 3):
-        ours.loss(ours.batch(step, 0))
-        values = {name: float(value) for name, value in ours.update_metrics().items()}
-        warnings.append(ours.warning(step, values))
-        assert values["feature_variance"] == pytest.approx(0, abs=1e-5)
-        assert values["teacher_entropy"] == pytest.approx(1, abs=1e-5)
-    assert warnings[0] is None
-    assert "collapse" in warnings[1]
-    assert warnings[2] is None
-
-
-def test_health_by_hand():
-    """Two orthogonal tokens: the mean has length sqrt(1/2). One target is uniform over 4, the other certain."""
-    tokens = torch.tensor([[3.0, 0.0], [0.0, 5.0]])
-    targets = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.0, 0.0, 1.0, 0.0]])
-    found = {name: float(value) for name, value in teacher_health(tokens, targets).items()}
-    assert found == pytest.approx({"teacher_entropy": 0.5, "prototypes_used": 1.0, "feature_variance": 0.5})
-    assert collapse(found, 2, 4) is None
-    assert "one prototype" in collapse({**found, "prototypes_used": 0.5}, 2, 4)
-    assert "uniform" in collapse({**found, "teacher_entropy": 1.0}, 2, 4)
-
-
-@pytest.mark.parametrize(("images", "prototypes"), [(7, 49), (49, 7), (49, 49)])
-def test_one_prototype_for_all_images_is_a_collapse_with_few_and_with_many_prototypes(images, prototypes):
-    tokens = torch.randn(images, 8, generator=torch.Generator().manual_seed(0))
-    for used in (1, 2):
-        targets = torch.full((images, prototypes), 0.1 / prototypes)
-        for image in range(images):
-            targets[image, image % used] = 0.9
-        values = {name: float(value) for name, value in teacher_health(tokens, targets).items()}
-        assert (collapse(values, images, prototypes) is not None) == (used == 1)
-
-
-@pytest.mark.parametrize("heads", [0, 1, 3, 5, 6])
-def test_the_five_recipes_differ_in_their_heads_alone(heads):
-    ours, base = load_recipe(ROOT / f"recipes/dino_vits_{heads}L.yaml"), load_recipe(ROOT / "recipes/dino_vits.yaml")
-    assert ours.model.laplacian_heads == heads
-    assert ours.model_copy(update={"model": base.model}) == base
 
 
 def test_the_recipe_is_the_papers_table():
@@ -242,31 +159,10 @@ def test_the_recipe_is_the_papers_table():
     [
         ({"data": {"crops": {"global_size": 18}}}, "not a multiple of model.patch"),
         ({"data": {"masks": {"ratio": [0.01, 0.05]}}}, "hide no patch"),
-        ({"train": {"group": 1, "micro_batch": 8}}, "neighbours"),
-        ({"train": {"dino": 0, "ibot": 0}}, "nothing would be learned"),
         ({"model": {"width": 12}}, "multiple of 4"),
         ({"train": {"batch": 6}}, "which batch 6 and micro_batch 4 would cut"),
-        ({"data": {"crops": {"global_scale": [1.0, 0.3]}}}, "from the smaller"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(sections, words):
     with pytest.raises(RecipeError, match=words):
         dino_recipe(**sections)
-
-
-def test_a_schedule_that_does_not_fit_is_refused_but_runs_of_one_stay_readable(tmp_path):
-    import json
-
-    from support import train_here
-
-    from lapcli.recipe import recipe_to_dict
-    from lapcli.runs import read_run
-
-    recipe = dino_recipe(train={"steps": 2})
-    with pytest.raises(UsageError, match=r"schedule\.warmup_epochs 1 epochs of 2 steps do not fit into a run of 2"):
-        train_here(recipe, tmp_path)
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    info = {"format": 3, "status": "finished", "objective": "self_supervised", "step": 2}
-    (kept / "run.json").write_text(json.dumps({**info, "recipe": recipe_to_dict(recipe)}))
-    assert read_run(kept).recipe == recipe

@@ -11,9 +11,6 @@ from lapcli.objectives.schedules import (
     parameter_groups,
     peak_rate,
     rate_multiplier,
-    teacher_momentum,
-    teacher_temperature,
-    weight_decay,
 )
 from lapcli.recipe import load_recipe
 
@@ -30,21 +27,6 @@ def groups():
     with torch.device("meta"):
         model = StudentTeacher(recipe.model)
     return parameter_groups(recipe, model)
-
-
-def test_half_way():
-    schedule = paper().schedule
-    assert teacher_momentum(schedule, HALF, STEPS) == pytest.approx(0.996)
-    assert weight_decay(schedule, 0.04, HALF, STEPS) == pytest.approx(0.07)
-
-
-def test_both_ends():
-    schedule = paper().schedule
-    assert [teacher_momentum(schedule, s, STEPS) for s in (0, STEPS)] == pytest.approx([0.992, 1.0])
-    assert [weight_decay(schedule, 0.04, s, STEPS) for s in (0, STEPS)] == pytest.approx([0.04, 0.1])
-    ends = [teacher_temperature(schedule, s) for s in (0, 30 * 1250 - 1, 30 * 1250, STEPS - 1)]
-    assert ends == pytest.approx([0.04, 0.07, 0.07, 0.07])
-    assert teacher_temperature(schedule, 12_499) == pytest.approx(0.04 + 0.03 * 12_499 / 37_499)
 
 
 def test_learning_rate():

@@ -88,8 +88,7 @@ def test_the_papers_self_supervised_vits():
     assert (plan.batches.batch, plan.batches.micro_batch, plan.batches.accumulation) == (896, 224, 1)
     assert plan.facts.values["tokens_per_image"] == 2 * 197 + 8 * 37
     assert (plan.steps, plan.facts.values["images"]) == (125_000, 125_000 * 896)
-    for shown in ("100 epochs of 1,250 steps", "87.42 passes over 1,281,167 images", "21,599,616 parameters"):
-        assert shown in plan.to_text()
+    assert "125,000, 100 epochs" in plan.to_text()
     assert plan.learning_rates["backbone block 11"] == pytest.approx(0.95 * 1.5e-3)
     with pytest.raises(UsageError):  # groups are not cut by processes
         plan_training(recipe, 8, H100)

@@ -31,39 +31,14 @@ stages:
             "https://... or a file",
         ),
         (
-            "source: a.jsonl",
-            "source: hub:a/b",
-            "x.yaml:5  stages.sft.mixture[0].files: name the hub data set's files, or a range such as "
-            "a_{000..239}.parquet: the recipe fixes the list",
-        ),
-        (
             "batching: padded",
             "batching: packed\n    average: micro_batch",
             "x.yaml:11  stages.sft.average: packed micro-batches have the same number of tokens; use tokens",
         ),
-        ("  sft:", "  sfts:", "x.yaml:3  stages.sfts: unknown key; did you mean `sft`?"),
     ],
 )
 def test_one_problem(problems, old, new, line):
     assert problems(RECIPE.replace(old, new, 1))[0] == line
-
-
-def test_all_problems_of_a_list_at_once(problems):
-    text = RECIPE.replace("format: conversations", "format: x").replace("rows: 10", "rows: ten")
-    assert len(problems(text.replace("epochs: 1,", ""))) == 3
-
-
-def test_no_stage(problems):
-    assert problems("objective: chat\nstages: {}\n") == ["x.yaml:2  stages.midtrain: give midtrain, sft or both"]
-    (missing,) = problems("objective: chat\n")
-    assert missing.startswith("x.yaml:1  stages: the section is missing")
-
-
-def test_set_reaches_a_stage():
-    path = ROOT / "recipes/chat_quickstart.yaml"
-    recipe = load_recipe(path, ["stages.sft.train.steps=3", "stages.midtrain=null"])
-    assert list(recipe.stages.given()) == ["sft"]
-    assert recipe.stages.sft.train.steps == 3
 
 
 @pytest.mark.parametrize("name", ["chat561m", "chat_quickstart"])

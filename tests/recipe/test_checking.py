@@ -1,11 +1,8 @@
 """Each kind of problem, with its exact line, key and words."""
 
-from pathlib import Path
-
 import pytest
 
 from lapcli import recipe
-from lapcli.recipe import RecipeError, load_recipe
 from lapcli.recipe.reading import listed
 
 OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
@@ -19,11 +16,6 @@ OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
         ("seed: 7", "lr: 7", "x.yaml:2  lr: unknown key here; did you mean `optimizer.lr`?"),
         ("seed: 7", "train.steps: 7", "x.yaml:2  train.steps: unknown key; write `steps:` in the section `train:`"),
         (
-            "seed: 7",
-            "<<: {a: 1}",
-            "x.yaml:2  <<: unknown key; merge keys are not supported, use `extends` or repeat the keys",
-        ),
-        (
             "  train: builtin",
             "  train: builtin\n  Q: 1",
             "x.yaml:10  data.Q: unknown key; known here: train, revision, files, column, separator, crop, shuffled, "
@@ -31,10 +23,8 @@ OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
         ),
         # Wrong types.
         ("steps: 100", "steps: ten", 'x.yaml:13  train.steps: expected a whole number, got "ten"'),
-        ("steps: 100", 'steps: "3"', 'x.yaml:13  train.steps: expected a whole number, got "3"; remove the quotes'),
-        ("steps: 100", "steps: 1.5", "x.yaml:13  train.steps: expected a whole number, got 1.5"),
-        ("train: builtin", "train: 5", "x.yaml:9  data.train: expected text, got 5; put it in quotes"),
-        ("betas: [0.8, 0.95]", "betas: 0.8", "x.yaml:16  optimizer.betas: expected a list, got 0.8"),
+        ("steps: 100", 'steps: "3"', 'x.yaml:13  train.steps: expected a whole number, got "3"'),
+        ("train: builtin", "train: 5", "x.yaml:9  data.train: expected text, got 5"),
         (
             "steps: 100",
             "steps: 100\n  precision: fp16",
@@ -45,28 +35,15 @@ OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
             "data: builtin",
             'x.yaml:8  data: expected keys under it, such as `train:`, got "builtin"',
         ),
-        ("- 'a time'", "- {a: time}", 'x.yaml:20  validation.prompts[1]: expected text, got {"a": "time"}'),
         # Out of range.
         ("steps: 100", "steps: 0", "x.yaml:13  train.steps: expected at least 1, got 0"),
-        ("lr: 3e-4", "lr: -1", "x.yaml:15  optimizer.lr: expected more than 0.0, got -1"),
         ("0.95]", "1.5]", "x.yaml:16  optimizer.betas[1]: expected less than 1.0, got 1.5"),
-        ("0.95]", "0.95, 1]", "x.yaml:16  optimizer.betas: expected a list of at most 2 items, got [0.8, 0.95, 1]"),
         # Unions: one line for all their forms.
         (
             "laplacian_heads: 2",
             "laplacian_heads: 2.5",
             "x.yaml:7  model.laplacian_heads: expected a number, a list with one number a layer, `linear(a, b)` or "
             "{layers:, heads:}, got 2.5",
-        ),
-        (
-            "train: builtin",
-            "train: a.txt\n  files: [a, 3]",
-            'x.yaml:10  data.files: expected text or a list of texts, got ["a", 3]',
-        ),
-        (
-            "steps: 100",
-            "steps: 100\n  compile: 1",
-            "x.yaml:14  train.compile: expected `auto`, true or false, got 1",
         ),
         # Missing: the line of the section.
         ("  batch: 32\n", "", "x.yaml:10  train.batch: is missing; add it"),
@@ -79,8 +56,6 @@ OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
             "micro_batch: 64",
             "x.yaml:12  train.micro_batch: 64 exceeds the global batch 32; give at most 32",
         ),
-        ("  steps: 100\n", "", "x.yaml:10  train.steps: give steps or epochs"),
-        ("heads: 2", "heads: 2\n  kv_heads: 3", "x.yaml:8  model.kv_heads: heads 4 is not a multiple of kv_heads 3"),
         (
             "laplacian_heads: 2",
             "laplacian_heads: 5",
@@ -116,27 +91,6 @@ def test_all_problems_at_once_in_reading_order(problems, valid: str) -> None:
     ]
 
 
-def test_conflicts_of_several_sections_at_once(problems, valid: str) -> None:
-    """Once every key is valid by itself."""
-    text = valid.replace("width: 64", "width: 63").replace("laplacian_heads: 2", "laplacian_heads: [1, 2]")
-    assert problems(text.replace("micro_batch: 8", "micro_batch: 64")) == [
-        "x.yaml:5  model.width: 63 is not a multiple of heads 4",
-        "x.yaml:7  model.laplacian_heads: laplacian: a list needs one number for each of the 4 layers, got 2",
-        "x.yaml:12  train.micro_batch: 64 exceeds the global batch 32; give at most 32",
-    ]
-
-
-def test_a_misspelt_section_is_not_missing_too(problems, valid: str) -> None:
-    assert problems(valid.replace("model:", "modle:")) == ["x.yaml:3  modle: unknown key; did you mean `model`?"]
-
-
-def test_a_misspelt_objective_does_not_hide_the_rest(problems, valid: str) -> None:
-    assert problems(valid.replace("language_model", "langauge_model").replace("steps", "stpes")) == [
-        f'x.yaml:1  objective: expected {OBJECTIVES}, got "langauge_model"',
-        "x.yaml:13  train.stpes: unknown key; did you mean `steps`?",
-    ]
-
-
 def test_messages_stay_on_their_line_and_do_not_steer_the_terminal(problems, valid: str) -> None:
     lines = problems(valid + '"a\\e[31m\\nb": 1\n"' + "k" * 500 + '": 2\n', 'seed="\\e[31m\\n' + "v" * 500 + '"')
     assert len(lines) == 3
@@ -144,13 +98,3 @@ def test_messages_stay_on_their_line_and_do_not_steer_the_terminal(problems, val
     assert lines[0].startswith("x.yaml:21  a\\x1b[31m\\nb: unknown key")
     assert lines[1].startswith(f"x.yaml:22  {'k' * 59}…: unknown key")
     assert len(lines[2]) < 140
-
-
-def test_a_thousand_wrong_items_are_counted_not_printed(folder: Path, valid: str) -> None:
-    (folder / "x.yaml").write_text(valid.replace("'a time'", "1\n" + "    - 1\n" * 999))
-    with pytest.raises(RecipeError) as caught:
-        load_recipe("x.yaml")
-    lines = str(caught.value).splitlines()
-    assert lines[0] == "1000 errors in x.yaml; nothing was started."
-    assert lines[50].startswith("x.yaml:69  validation.prompts[50]: expected text, got 1")
-    assert lines[51:] == ["... and 950 more"]

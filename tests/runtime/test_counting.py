@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from counting_support import Graphs, HostWaits, compiled_bytes
-from traffic_support import Traffic
+from counting_support import HostWaits
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -58,49 +57,3 @@ def test_copies_between_host_and_device_wait(name: str) -> None:
 @pytest.mark.parametrize("name", FREE)
 def test_the_rest_does_not_wait(name: str) -> None:
     assert waits_of(FREE[name], CPU) == waits_of(FREE[name], META) == 0
-
-
-def test_bytes_of_eager_operations() -> None:
-    """Of 1000 float32 numbers, in thousands of bytes."""
-    x, y, row = torch.ones(10, 100), torch.ones(10, 100), torch.ones(100)
-    for operation, expected in (
-        (lambda: x + y, 12),
-        (lambda: x + row, 8.4),
-        (lambda: x + row.expand(10, 100), 8.4),
-        (lambda: x.add_(y), 12),
-        (lambda: torch.add(x, y, out=torch.empty(10, 100)), 12),
-        (lambda: x.exp_(), 8),
-        (lambda: x.sum(1), 4.04),
-        (lambda: x.bfloat16(), 6),
-        (lambda: x[:, :50].t(), 0),
-        (lambda: x @ y.t(), 0),
-        (lambda: torch.empty_like(x), 0),
-        (lambda: torch.zeros_like(x), 4),
-        (lambda: x[torch.tensor([0, 0])], 1.6),
-    ):
-        with Traffic() as traffic:
-            operation()
-        assert traffic.bytes == pytest.approx(1000 * expected, abs=17), traffic.by_operation
-
-
-@pytest.mark.long
-def test_bytes_of_compiled_code() -> None:
-    """What is fused is read once; sums of columns need the sums of rows first, so their kernel reads all again."""
-    x = torch.rand(64, 2048)
-    for function, expected in (
-        (lambda x: (x * 2 + 1).relu(), 8),
-        (lambda x: (x / x.sum(1, keepdim=True)).sum(0), 8),
-    ):
-        compiled = torch.compile(function, dynamic=False)
-        assert compiled_bytes(lambda: compiled(x)) == pytest.approx(expected * x.numel(), rel=0.02)  # noqa: B023
-
-
-def test_graphs() -> None:
-    graphs = Graphs()
-    function = torch.compile(lambda x: x.sin() + 1, backend=graphs, dynamic=False)
-    assert torch.equal(function(torch.zeros(3)), torch.ones(3))
-    function(torch.zeros(3))
-    assert len(graphs) == 1
-    function(torch.zeros(4))
-    assert len(graphs) == 2
-    assert not graphs.symbolic

@@ -1,6 +1,5 @@
 """Precision by device, and GPUs by the names that their drivers give; a GPU is what torch says of it."""
 
-import contextlib
 import os
 import sys
 from types import SimpleNamespace
@@ -13,14 +12,11 @@ from torch.nn.attention import SDPBackend
 
 from lapcli.planning import plan_training
 from lapcli.runtime.devices import (
-    GPUS,
-    check_bf16_of_cpu,
     compute_policy,
     listed,
     prefer_attention_kernels,
     this_device,
 )
-from lapcli.runtime.errors import LapError
 
 
 def use_gpu(monkeypatch: pytest.MonkeyPatch, name: str, major: int) -> None:
@@ -36,26 +32,14 @@ def use_gpu(monkeypatch: pytest.MonkeyPatch, name: str, major: int) -> None:
     [
         ("NVIDIA A40", 150e12),
         ("NVIDIA RTX A4000", None),
-        ("NVIDIA L40", 181e12),
         ("NVIDIA L40S", 362e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
         ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA GH200 480GB", None),
-        ("NVIDIA GeForce RTX 4090", 165e12),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
     ],
 )
 def test_names_match_by_complete_words(name: str, tflops: float | None) -> None:
     gpu = listed(name)
     assert (gpu and gpu.bf16_flops) == tflops
-
-
-def test_float32_speed_is_of_the_listed_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_gpu(monkeypatch, "NVIDIA A100-SXM4-40GB", 8)
-    assert this_device("cuda").float32_flops == GPUS["a100"].float32_flops
-    use_gpu(monkeypatch, "NVIDIA GH200 480GB", 8)
-    assert this_device("cuda").float32_flops is None
 
 
 @pytest.mark.parametrize(("name", "major", "native"), [("Tesla T4", 7, False), ("NVIDIA A100-SXM4-80GB", 8, True)])
@@ -91,20 +75,6 @@ print(*before, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow
     surroundings = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
     out = run_process([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, timeout=HANG)
     assert out.stdout.split() == ["True", "True", "False", "False"], out.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("flags", "is_refused"), [("flags: avx2 amx_bf16", True), ("flags: avx2", False)])
-def test_a_cpu_that_reports_instructions_which_it_does_not_run(flags, is_refused, tmp_path, monkeypatch) -> None:
-    """The process would end in its first bf16 product, without a word."""
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    (tmp_path / "cpuinfo").write_text(flags)
-    dies = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-    with pytest.raises(LapError, match="set ONEDNN_MAX_CPU_ISA") if is_refused else contextlib.nullcontext():
-        check_bf16_of_cpu(tmp_path / "cpuinfo", dies)
-    check_bf16_of_cpu(tmp_path / "cpuinfo", "pass")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    check_bf16_of_cpu(tmp_path / "cpuinfo", f"{dies}  # not tried")
 
 
 def test_cudnn_is_preferred_from_hopper_on(monkeypatch) -> None:

@@ -25,16 +25,6 @@ def test_cores_come_from_the_affinity_mask():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-def test_cores_that_are_given_are_a_limit(monkeypatch):
-    monkeypatch.setenv("LAP_CORES", "1")
-    assert usable_cores() == 1
-    monkeypatch.setenv("LAP_CORES", "100000")
-    assert usable_cores() <= (os.cpu_count() or 1)
-    monkeypatch.setenv("LAP_CORES", "all")
-    with pytest.raises(UsageError, match="LAP_CORES takes a number"):
-        usable_cores()
-
-
 @pytest.mark.parametrize(("device", "variable"), [("cuda", "CC"), ("cpu", "CXX")])
 def test_without_a_compiler_one_sentence_names_the_key(device, variable, monkeypatch, tmp_path):
     check_compiler(device)  # here is one

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from lapcli import checkpoint
@@ -36,24 +35,10 @@ def test_what_was_saved_comes_back(model, tmp_path):
         ParameterGroup("vector", "adamw", 0.1, {"bias": other.bias}),
     ]
     optimizers = Optimizers(groups)
-    assert found.load(other, optimizers, "2") == []
+    found.load(other, optimizers, "2")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert optimizers.state()["step/bias"] == 5
     assert found.sha256 == saved.sha256
-
-
-def test_equal_weights_make_equal_files(tmp_path):
-    """In any process: the order in which safetensors writes metadata is drawn anew for each file."""
-    model = nn.Linear(3, 2)
-    names = {f'key {n} "é"': str(n) for n in range(8)}
-    files = {
-        checkpoint.save(tmp_path / str(n), 1, model.state_dict(), {}, names, {}, 1).weights.read_bytes()
-        for n in range(4)
-    }
-    assert len(files) == 1
-    with safe_open(tmp_path / "0" / "step-000001" / "model.safetensors", framework="pt") as file:
-        assert file.metadata() == {"format": "pt", "step": "1", **names}
-        assert torch.equal(file.get_tensor("weight"), model.weight)
 
 
 def test_only_the_newest_are_kept(model, tmp_path):
@@ -84,25 +69,6 @@ def test_weights_carry_their_head_plan_and_refuse_another(model, tmp_path):
     assert metadata["step"] == "1"
     with pytest.raises(DataError, match=r"laplacian_heads \[0, 2\].*has laplacian_heads 1"):
         checkpoint.load_weights(saved.weights, nn.Linear(4, 3), "1")
-
-
-def test_weights_without_a_plan_are_refused(model, tmp_path):
-    save_file(model.state_dict(), tmp_path / "stock.safetensors")
-    with pytest.raises(DataError, match="not in its metadata"):
-        checkpoint.load_weights(tmp_path / "stock.safetensors", model, "0")
-
-
-def test_nothing_saved_yet(tmp_path):
-    assert checkpoint.newest(tmp_path / "none", pytest.fail) is None
-
-
-def test_all_damaged_is_none_and_each_is_named(model, tmp_path):
-    for step in (1, 2):
-        saved = save(tmp_path, model, step)
-        saved.weights.write_bytes(b"")
-    named = []
-    assert checkpoint.newest(tmp_path, named.append) is None
-    assert ["step-000002" in named[0], "step-000001" in named[1]] == [True, True]
 
 
 @pytest.mark.parametrize(("local_rank", "hashed"), [("0", 2), ("1", 0)])

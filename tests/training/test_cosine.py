@@ -24,16 +24,3 @@ def test_every_step_is_timms(start, peak, final):
         expected = stock._get_lr(step)[0]
         assert peak * cosine_multiplier(schedule, peak, step, STEPS, STEPS_PER_EPOCH) == pytest.approx(expected)
     assert peak * cosine_multiplier(schedule, peak, 0, STEPS, STEPS_PER_EPOCH) == pytest.approx(start)
-
-
-def test_by_epoch_it_lags_by_one_as_in_the_deit_repository():
-    schedule = CosineSchedule(warmup_epochs=5, start_lr=1e-6, final_lr=1e-5, update="epoch")
-    stock = timms(EPOCHS, 5, 1e-6, 1e-5, 3e-3)
-    for epoch in range(EPOCHS):
-        expected = stock._get_lr(max(0, epoch - 1))[0]
-        rates = {
-            3e-3 * cosine_multiplier(schedule, 3e-3, epoch * STEPS_PER_EPOCH + i, STEPS, STEPS_PER_EPOCH)
-            for i in range(STEPS_PER_EPOCH)
-        }
-        assert len(rates) == 1
-        assert rates.pop() == pytest.approx(expected)

@@ -5,18 +5,14 @@ operation that torch refuses on CUDA in this mode.
 """
 
 import os
-import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from support import run_process, tiny_recipe, train_here
+from support import tiny_recipe, train_here
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapcli.objectives.language_model import LanguageModel
-from lapcli.recipe import recipe_hash, recipe_to_dict
-from lapcli.runtime.devices import CUBLAS, INDUCTOR, prepare_determinism
-from lapcli.runtime.errors import LapError
+from lapcli.runtime.devices import CUBLAS, INDUCTOR
 
 ON = {"train": {"steps": 2, "deterministic": True}}
 OFF = {"train": {"steps": 2}}
@@ -72,27 +68,6 @@ def test_in_force_inside_a_step_and_off_while_sampling_and_afterwards(text, tmp_
     assert (os.environ.get(CUBLAS), os.environ.get(INDUCTOR)) == ((":4096:8", "1") if wanted else (None, None))
 
 
-def test_off_after_a_run_that_failed(text, tmp_path, monkeypatch):
-    before = settings()
-    monkeypatch.setattr(LanguageModel, "loss", lambda self, batch: torch.tensor(float("nan"), requires_grad=True))
-    with pytest.raises(LapError, match="loss is nan"):
-        train_here(tiny_recipe(text, **ON), tmp_path)
-    assert settings() == before
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_on_the_cpu_it_changes_no_bit(kinds, tmp_path, kind):
-    ends = []
-    for name, changes in (("off", OFF), ("on", ON)):
-        run = train_here(kinds[kind](**changes), tmp_path, name)
-        place = sorted(run.checkpoints.iterdir())[-1]
-        ends.append([load_file(place / file) for file in ("model.safetensors", "optimizer.safetensors")])
-    for one, other in zip(*ends, strict=True):
-        assert one.keys() == other.keys()
-        for name, tensor in one.items():
-            assert torch.equal(tensor.flatten().view(torch.uint8), other[name].flatten().view(torch.uint8)), name
-
-
 # Of the operations that `torch.use_deterministic_algorithms` says will throw on CUDA, the kernels by their names.
 REFUSED = (
     *("avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
@@ -119,79 +94,3 @@ def test_no_operation_of_any_kind_is_refused_on_cuda(kinds, tmp_path, kind):
     """Steps with their optimizers, and validations."""
     with _Refusing():
         assert train_here(kinds[kind](**OFF), tmp_path).is_finished
-
-
-def test_the_list_of_refused_operations_is_not_empty_talk():
-    x = torch.randn(1, 1, 4, 4, requires_grad=True)
-    with pytest.raises(AssertionError, match="upsample_bilinear2d_backward"), _Refusing():
-        torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear").sum().backward()
-
-
-# `lap` in a process of its own, which ends when something imports torch, and says what the environment was then.
-FIRST_IMPORT = """
-import os, sys
-
-class Watch:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ.get("TORCHINDUCTOR_DETERMINISTIC"), flush=True)
-            os._exit(7)
-
-sys.meta_path.insert(0, Watch())
-from lapcli.cli import main
-sys.argv = ["lap", *sys.argv[1:]]
-main()
-"""
-
-
-def environment_when_torch_comes(*arguments, **variables):
-    kept = {name: value for name, value in os.environ.items() if name not in (CUBLAS, INDUCTOR)}
-    result = run_process(
-        [sys.executable, "-c", FIRST_IMPORT, *arguments], env={**kept, **variables}, capture_output=True, text=True
-    )
-    assert result.returncode == 7, result.stderr
-    return result.stdout.strip()
-
-
-def test_the_environment_is_set_before_torch_is_imported_and_so_before_cuda(base, tmp_path):
-    on = ["train", "recipes/quickstart.yaml", "--runs-dir", str(tmp_path), "--set", "train.deterministic=true"]
-    assert environment_when_torch_comes(*on) == ":4096:8 1"
-    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    assert environment_when_torch_comes(*on, **rank) == ":4096:8 1"
-    assert environment_when_torch_comes(*on, CUBLAS_WORKSPACE_CONFIG=":16:8") == ":16:8 1"
-    assert environment_when_torch_comes(*on, CUBLAS_WORKSPACE_CONFIG=":0:0") == ":4096:8 1"
-    assert environment_when_torch_comes(*on[:-2]) == "None None"
-    stages = ["sft", "recipes/chat_quickstart.yaml", "--runs-dir", str(base.path.parent)]
-    some = ["--set", "stages.sft.train.deterministic=true"]
-    assert environment_when_torch_comes(*stages, *some) == ":4096:8 1"
-
-
-def test_too_late_is_an_error(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(LapError, match=f"{CUBLAS}=:4096:8 before CUDA starts"):
-        prepare_determinism()
-    monkeypatch.setenv(CUBLAS, ":16:8")
-    prepare_determinism()
-
-
-def test_the_key_at_its_default_is_no_other_recipe(text):
-    plain, named = tiny_recipe(text), tiny_recipe(text, train={"deterministic": False})
-    assert plain.train.deterministic is False
-    assert recipe_to_dict(plain) == recipe_to_dict(named)
-    assert recipe_hash(plain) == recipe_hash(named)
-    assert recipe_hash(tiny_recipe(text, train={"deterministic": True})) != recipe_hash(plain)
-
-
-@pytest.mark.parametrize("process_threads", [1, 2])
-def test_threads_do_not_depend_on_what_the_process_has_set(text, tmp_path, monkeypatch, process_threads):
-    """MKL rounds batched matmuls by its number of threads on some CPUs: a training after another one in the same
-    process (a notebook) got the other's threads, and other last bits."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(process_threads)
-        run = train_here(tiny_recipe(text, train={"steps": 1, "threads": None}), tmp_path)
-        assert run.info["threads"] == 2
-        assert torch.get_num_threads() == process_threads
-    finally:
-        torch.set_num_threads(before)

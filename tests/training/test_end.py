@@ -9,13 +9,10 @@ import torch
 from safetensors.torch import load_file
 from support import exit_code, ranks, start_child, tiny_chat_recipe, tiny_recipe, train_here
 
-from lapcli.objectives import language_model
 from lapcli.objectives.chat import Chat
 from lapcli.objectives.classification import Classification
 from lapcli.objectives.language_model import LanguageModel
 from lapcli.objectives.self_supervised import SelfSupervised
-from lapcli.runs import read_run
-from lapcli.runtime.devices import Device
 from lapcli.runtime.errors import DataError, LapError, UsageError
 from lapcli.runtime.progress import LogConsole
 from lapcli.training import train as training
@@ -35,7 +32,7 @@ def never(*arguments, **options):
     raise AssertionError("a step was taken")
 
 
-@pytest.mark.parametrize("kind", ["language_model", "chat"])
+@pytest.mark.parametrize("kind", ["language_model"])
 def test_samples_beyond_the_positions_are_refused_before_the_first_step(kinds, tmp_path, monkeypatch, kind):
     from lapcli.training.loop import Loop
 
@@ -48,31 +45,6 @@ def test_samples_beyond_the_positions_are_refused_before_the_first_step(kinds, t
                 train_here(kinds[kind](**STEPS, validation=sampled), tmp_path, f"run{number}")
     allowed = kinds[kind](**STEPS, validation={"prompts": [], "sample_tokens": POSITIONS})
     assert train_here(allowed, tmp_path, "none").is_finished
-
-
-def test_the_most_tokens_that_fit_are_sampled(kinds, tmp_path, base):
-    from lapcli.data.text.tokenizer import Tokenizer
-
-    prompt = "the cat sat"
-    taken = 1 + len(Tokenizer.from_file(base.path / "tokenizer.json").encode(prompt))
-    for more in (0, 1):
-        sampled = {"prompts": [prompt], "sample_tokens": POSITIONS - taken + more}
-        recipe = kinds["language_model"](**STEPS, validation=sampled)
-        if more:
-            with pytest.raises(UsageError, match="beyond"):
-                train_here(recipe, tmp_path, "more")
-        else:
-            run = train_here(recipe, tmp_path, "most")
-            assert json.loads((run.path / "summary.json").read_text())["samples"][0]["prompt"] == prompt
-
-
-def test_pairs_that_do_not_fit_into_memory_are_refused_before_the_first_step(kinds, tmp_path, monkeypatch):
-    recipe = kinds["language_model"](**STEPS, validation={"bigram": True})
-    with monkeypatch.context() as patch:
-        patch.setattr(language_model, "this_cpu", lambda: Device("CPU", "cpu", 1000))
-        with pytest.raises(UsageError, match=r"validation\.bigram counts the pairs"):
-            train_here(recipe, tmp_path)
-    assert train_here(recipe, tmp_path).is_finished
 
 
 def test_a_later_stage_is_checked_before_the_first_begins(base, tmp_path):
@@ -99,9 +71,7 @@ def fail_once(monkeypatch, owner, name, error):
     monkeypatch.setattr(owner, name, failing)
 
 
-@pytest.mark.parametrize(
-    ("kind", "where"), [*((kind, "finish") for kind in OBJECTIVES), ("language_model", "write_summary")]
-)
+@pytest.mark.parametrize(("kind", "where"), [("classification", "finish"), ("language_model", "write_summary")])
 def test_a_run_that_failed_at_its_end_is_finished_by_the_same_command(kinds, tmp_path, monkeypatch, kind, where):
     recipe = kinds[kind](**STEPS)
     owner = training if where == "write_summary" else OBJECTIVES[kind]
@@ -120,49 +90,6 @@ def test_a_run_that_failed_at_its_end_is_finished_by_the_same_command(kinds, tmp
     for summary in summaries:
         summary.pop("sha256", None)  # a checksum of the file counts its own
     assert summaries[0] == summaries[1]
-
-
-def test_a_failure_of_the_last_validation_comes_after_the_save(kinds, tmp_path, monkeypatch):
-    validate = LanguageModel.validate
-    calls = []
-
-    def failing(self, stop_if_asked):
-        calls.append(0)
-        if len(calls) == 2:
-            raise RuntimeError("out of memory")
-        return validate(self, stop_if_asked)
-
-    monkeypatch.setattr(LanguageModel, "validate", failing)
-    recipe = kinds["language_model"](**STEPS)
-    with pytest.raises(LapError, match="out of memory"):
-        train_here(recipe, tmp_path)
-    assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
-    run = train_here(recipe, tmp_path)
-    assert run.is_finished
-    assert "validation_loss" in json.loads((run.path / "summary.json").read_text())["end"]
-
-
-def test_a_run_that_wanted_too_many_samples_is_finished_with_fewer(kinds, tmp_path, monkeypatch):
-    """Version 0.1 found that after the last step, and no command could finish the run."""
-    too_many = kinds["language_model"](**STEPS, validation={"prompts": ["the"], "sample_tokens": POSITIONS})
-    with monkeypatch.context() as patch:
-        patch.setattr(LanguageModel, "check_samples", lambda *arguments: None)
-        with pytest.raises(UsageError, match="positions"):
-            train_here(too_many, tmp_path)
-    run = tmp_path / "run"
-    assert json.loads((run / "run.json").read_text())["status"] == "failed"
-    with pytest.raises(UsageError, match=r"validation\.sample_tokens.*lower it"):
-        train_here(too_many, tmp_path)
-
-    monkeypatch.setattr("lapcli.training.loop.Loop._update", never)
-    fewer = kinds["language_model"](**STEPS, validation={"prompts": ["the", "caf\u00e9 \u2028"], "sample_tokens": 3})
-    assert train_here(fewer, tmp_path).is_finished
-    assert [sample["prompt"] for sample in json.loads((run / "summary.json").read_text())["samples"]] == [
-        "the",
-        "caf\u00e9 \u2028",
-    ]
-    assert read_run(run).recipe == fewer
-    assert train_here(fewer, tmp_path).is_finished  # reported
 
 
 def _become(rank, fails):

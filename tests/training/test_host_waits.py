@@ -20,8 +20,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lapcli.models.chunked_loss import softcapped_cross_entropy
-from lapcli.objectives.dino_losses import sinkhorn_targets
 from lapcli.runs import Run
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.progress import LogConsole
@@ -42,14 +40,6 @@ class OneDevice(TorchDispatchMode):
         devices = {x.device for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         assert func in self.COPIES or len(devices) < 2, f"{func} has tensors of the CPU among those of the device"
         return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    "operation", [lambda x: x * torch.tensor(2.0), lambda x: torch._foreach_mul([x, x], torch.tensor(2.0))]
-)
-def test_numbers_of_the_host_are_refused(operation: Any) -> None:
-    with OneDevice(), pytest.raises((AssertionError, RuntimeError)):
-        operation(torch.zeros(3, 4, device=META))
 
 
 class CastToBf16(TorchFunctionMode):
@@ -92,28 +82,3 @@ def test_how_often_a_step_waits(kind: str, precision: str, tmp_path) -> None:
     assert line["step"] == 2
     states = loop.optimizers.state()
     assert all(state.device == META for name, state in states.items() if not name.startswith("step/"))
-
-
-class Count(TorchDispatchMode):
-    """How often one operation runs."""
-
-    def __init__(self, operation: Any) -> None:
-        super().__init__()
-        self.operation, self.calls = operation, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += func is self.operation
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(("device", "chunks", "blocks"), [("cpu", 4, 32), ("cuda", 1, 1)])
-def test_chunks_are_those_of_the_policy(device: str, chunks: int, blocks: int) -> None:
-    """A GPU wants large kernels; where the tensors are does not matter."""
-    policy = ComputePolicy(device)
-    x, weight, targets = (torch.zeros(shape, device=META) for shape in [(1024, 8), (16_384, 8), (1024,)])
-    with Count(aten.mm.out) as language:
-        softcapped_cross_entropy(x.requires_grad_(), weight, targets.long(), 15.0, policy=policy)
-    assert language.calls == 2 * chunks  # logits, and the gradient of x
-    with Count(aten.logaddexp2.default) as balanced:
-        sinkhorn_targets(torch.zeros(1024, 4096, device=META), 0.05, 1, policy)
-    assert balanced.calls == blocks

@@ -8,11 +8,10 @@ import signal
 
 import pytest
 import torch
-from image_support import image_recipe, write_folder
+from image_support import image_recipe
 from safetensors.torch import load_file
-from support import die_at, die_in_update, exit_code, start_child, train_here
+from support import die_at, die_in_update, exit_code, start_child
 
-from lapcli.runtime.errors import DataError
 from lapcli.training.metrics import read_metrics, without_times
 
 STEPS = 10
@@ -57,22 +56,6 @@ def uninterrupted(request, tmp_path_factory, shared_cache):
     return recipe, runs
 
 
-def test_a_run_does_not_go_on_with_other_images(tmp_path, shared_cache):
-    """The same files with two labels exchanged."""
-    data = write_folder(tmp_path / "data", {"train": {"a": 8, "b": 8}, "val": {"a": 2, "b": 2}})
-    recipe = image_recipe(
-        model={"classes": 2},
-        data={"train": str(data), "validation": None, "workers": 0},
-        train={"batch": 8, "micro_batch": 8},
-    )
-    runs = tmp_path / "runs"
-    assert exit_code(start_child(recipe, runs, shared_cache, die_in_update, 4)) == -signal.SIGKILL
-    for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
-        (data / "train" / old).rename(data / "train" / new)
-    with pytest.raises(DataError, match=r"the data of .* has changed since it began"):
-        train_here(recipe, runs)
-
-
 def test_killed_and_resumed(uninterrupted, tmp_path, shared_cache):
     recipe, reference = uninterrupted
     # From step 0 into the fourth update, from the checkpoint of step 3 or 4 into the next save, then to the end.
@@ -95,30 +78,3 @@ def test_best_and_last_are_kept(uninterrupted, tmp_path, shared_cache):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["best_step"] == best
     assert set(kept) == {f"step-{best:06d}", "step-000010"}
-
-
-def test_a_signal_saves_and_exits_with_75_while_workers_read_ahead(uninterrupted, tmp_path, shared_cache):
-    recipe, reference = uninterrupted
-    assert exit_code(start_child(recipe, tmp_path, shared_cache, _ask_to_stop_in_update, 5)) == 75
-    info = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (info["status"], info["step"]) == ("interrupted", 5)
-    assert exit_code(start_child(recipe, tmp_path, shared_cache)) == 0
-    assert_same_bits(final_state(tmp_path), final_state(reference))
-
-
-def _ask_to_stop_in_update(step):
-    import os
-
-    from lapcli.training.optimizers import Optimizers
-
-    before = Optimizers.step
-    done = 0
-
-    def update(self):
-        nonlocal done
-        done += 1
-        if done == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        before(self)
-
-    Optimizers.step = update

@@ -12,7 +12,6 @@ from lapcli.objectives.language_model import LanguageModel
 
 ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nSee documentation for Memory Management"),
-    RuntimeError("MPS backend out of memory (MPS allocated: 8.98 GB, max allowed: 9.07 GB)."),
 ]
 
 

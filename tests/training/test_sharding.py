@@ -79,9 +79,6 @@ class Toy:
     def update_metrics(self) -> dict[str, torch.Tensor]:
         return {}
 
-    def warning(self, step: int, values: Any) -> None:
-        return None
-
     def after_step(self, step: int) -> None:
         pass
 
@@ -172,7 +169,7 @@ def test_each_matrix_is_orthogonalised_by_its_owner(tmp_path):
             torch.testing.assert_close(got, expected, rtol=0, atol=3e-7)
 
 
-@pytest.mark.parametrize("name", ["language_model", "classification", "self_supervised"])
+@pytest.mark.parametrize("name", ["language_model", "self_supervised"])
 def test_recomputed_blocks_give_the_same_bits(name, tmp_path):
     """The loss and the weights after two updates, with drop path."""
     found = []

@@ -22,10 +22,7 @@ from support import (
     write_text,
 )
 
-from lapcli.commands.sft import PRETRAINED, STARTS
-from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
-from lapcli.runs import find_run, read_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import LogConsole
 from lapcli.training.metrics import read_metrics, without_times
@@ -83,11 +80,6 @@ def test_a_killed_stage_goes_on_bit_for_bit(pretrained, tmp_path, shared_cache, 
             assert torch.equal(tensor.flatten().view(torch.uint8), tensors_again[name][key].flatten().view(torch.uint8))
 
 
-def test_the_recipe_of_a_stage_is_read_back(pretrained, tmp_path):
-    recipe = staged(pretrained, tmp_path, "sft")
-    assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
-
-
 def test_one_stage_at_a_time(pretrained, tmp_path):
     with pytest.raises(UsageError, match="x-midtrain, which is not finished; run --stage midtrain first"):
         train(pretrained, tmp_path, only="sft")
@@ -104,37 +96,6 @@ def test_one_stage_at_a_time(pretrained, tmp_path):
         train(pretrained, tmp_path, recipe_from_dict(only_sft), only="midtrain")
 
 
-def test_other_weights_are_another_run(pretrained, tmp_path):
-    train(pretrained, tmp_path, only="midtrain")
-    other = train_here(pretrained.recipe.model_copy(update={"seed": 5}), tmp_path / "runs", "other")
-    with pytest.raises(UsageError, match=r"init_from\.sha256"):
-        train(other, tmp_path, only="midtrain")
-
-
-def test_weights_that_are_gone(pretrained, tmp_path):
-    recipe = staged(pretrained, tmp_path, "sft")
-    given = recipe.train.init_from.model_copy(update={"sha256": "0" * 64})
-    missing = recipe.model_copy(update={"train": recipe.train.model_copy(update={"init_from": given})})
-    with pytest.raises(DataError, match="has other weights than"):
-        train_here(missing, tmp_path / "runs")
-
-
-def test_another_tokenizer_than_that_of_the_start_is_refused(pretrained, tmp_path):
-    """A whole one with as many tokens, but not the one that the weights were trained with."""
-    shutil.copytree(pretrained.path, tmp_path / "base")
-    texts = [f"{number} pigs and {number * 7} hens" for number in range(999)]
-    other = train_tokenizer(texts, 300, max_chars=100_000, crop=1000)
-    other.save(tmp_path / "base" / "tokenizer.json")
-    with pytest.raises(DataError, match=r"base/tokenizer\.json is not the tokenizer that the model was trained with"):
-        train(read_run(tmp_path / "base"), tmp_path)
-
-
-def test_a_run_cannot_start_from_itself(pretrained, tmp_path):
-    shutil.copytree(pretrained.path, tmp_path / "runs" / "x-midtrain")
-    with pytest.raises(UsageError, match="cannot start from itself"):
-        train(read_run(tmp_path / "runs" / "x-midtrain"), tmp_path, fresh=True)
-
-
 def test_malformed_conversations_stop_the_run_unless_allowed(pretrained, tmp_path):
     tiny_chat_recipe(tmp_path)  # writes the file
     with (tmp_path / "chats.jsonl").open("a") as file:
@@ -143,50 +104,11 @@ def test_malformed_conversations_stop_the_run_unless_allowed(pretrained, tmp_pat
         train_here(staged(pretrained, tmp_path, "sft"), tmp_path / "runs")
     assert not (tmp_path / "runs" / "run").exists()  # before the first step there is nothing to keep
     log = io.StringIO()
-    run = train_here(staged(pretrained, tmp_path, "sft", skip_malformed=True), tmp_path / "runs", "allowed", log)
-    assert run.info["malformed_rows"] == 1
+    train_here(staged(pretrained, tmp_path, "sft", skip_malformed=True), tmp_path / "runs", "allowed", log)
     assert "left out: chats.jsonl row 41: message 1 has the role 'assistant'" in log.getvalue()
 
 
-def test_rows_without_a_target_are_never_a_nan(pretrained, tmp_path):
-    """A question beyond the context leaves nothing of its answer."""
-    tiny_chat_recipe(tmp_path)
-    long = [{"role": "user", "content": "the cat " * 200}, {"role": "assistant", "content": "sat"}]
-    rows = (tmp_path / "chats.jsonl").read_text()
-    (tmp_path / "chats.jsonl").write_text(rows + (json.dumps(long) + "\n") * 40)
-    for stage, dropped in (("sft", 40), ("midtrain", 0)):
-        log = io.StringIO()
-        run = train_here(
-            staged(pretrained, tmp_path, stage, train={"batch": 1, "micro_batch": 1}), tmp_path / "r", stage, log
-        )
-        assert run.info["rows_without_target"] == dropped
-        cut = 40 - dropped  # of those that are left: all of the long ones, or none
-        assert (run.info["cut_rows"], run.info["cut_share"]) == (cut, cut / (80 - dropped))
-        assert ("(50.0%) are cut" in log.getvalue()) == (cut > 0)
-        losses = [line["loss"] for line in read_metrics(run.metrics) if "loss" in line]
-        assert all(loss == loss and loss > 0 for loss in losses)
-
-
-def test_a_run_does_not_go_on_with_other_conversations(pretrained, tmp_path, shared_cache):
-    recipe = staged(pretrained, tmp_path, "sft")
-    runs = tmp_path / "runs"
-    assert exit_code(start_child(recipe, runs, shared_cache, die_in_update, 4)) == -signal.SIGKILL
-    rows = (tmp_path / "chats.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "chats.jsonl").write_text("".join(rows[:-1]))
-    with pytest.raises(DataError, match="has changed since it began"):
-        train_here(recipe, runs)
-
-
-def test_where_to_start(pretrained, tmp_path):
-    runs = pretrained.path.parent
-    assert find_run(runs, None, PRETRAINED).name == "base"
-    assert find_run(runs, "base", STARTS).path == find_run(tmp_path, str(pretrained.path), STARTS).path
-    with pytest.raises(UsageError, match="no finished run of language_model"):
-        find_run(tmp_path, None, PRETRAINED)
-    with pytest.raises(UsageError, match="there is no run nothing"):
-        find_run(runs, "nothing", STARTS)
-
-
+@pytest.mark.long
 def test_two_processes_train_both_stages_to_the_same_losses(pretrained, tmp_path, shared_cache):
     """Ranks that meet once for two runs."""
     recipe = tiny_chat_recipe(tmp_path)

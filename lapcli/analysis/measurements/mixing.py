@@ -1,16 +1,14 @@
 """The learnt numbers of head operators: alpha, beta, strengths and gates, by layer and head.
 
 A number that is learnt for each head is shown unchanged, the gate of an exclusive head as tanh(a), and a gate that
-depends on the input as its mean over tokens. The figure also shows the numbers over training, where the recipe logged
-them (`validation.smoothing: true`). A learnt mix `alpha v + beta o` shows what the network chooses:
-attention at alpha / beta = 0, the Laplacian at -1.
+depends on the input as its mean over tokens. A learnt mix `alpha v + beta o` shows what the network chooses: attention
+at alpha / beta = 0, the Laplacian at -1.
 
 Shapes: B sequences, T tokens, C width, H heads.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,20 +17,15 @@ import numpy as np
 from lapcli.analysis.drawing import figure_by_head
 from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable, Settings, Value
 from lapcli.measures.tokens import to_float64
-from lapcli.runs import METRICS
-from lapcli.training.metrics import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from lapcli.analysis.analyze import Analysis, ModelResult
+    from lapcli.analysis.analyze import Analysis
     from lapcli.analysis.analyzed_models import OpenedModel
     from lapcli.measures.capture import Capture
     from lapcli.models.anatomy import HeadInputs
-
-_LOGGED = re.compile(r"smoothing_(?P<name>.+)_layer_(?P<layer>\d+)_head_(?P<head>\d+)")
-_MOST_NAMED = 8  # layers in a legend
 
 
 class OperatorMixing(Measurement):
@@ -68,53 +61,7 @@ class OperatorMixing(Measurement):
         names = dict.fromkeys(name for run in analysis.runs for each in run.layers.values() for name in each.series)
         if not names:
             return None
-        logged = [_logged(run) for run in analysis.runs]
-        over_training = [name for name in names if any(name in each for each in logged)]
-        titles = {name: name.replace("_", " ") for name in names}
-        figure = figure_by_head(analysis.runs, titles, more=len(over_training))
-        columns = len(titles) + len(over_training)
-        for number, each in enumerate(logged):
-            for place, name in enumerate(over_training):
-                # `figure.axes` lists the panels row by row.
-                panel = figure.axes[number * columns + len(titles) + place]
-                _draw_over_training(panel, each.get(name, {}), titles[name], name == over_training[-1])
-        return figure
-
-
-Lines = dict[tuple[int, int], list[tuple[int, float]]]  # of each (layer, head): its value at steps
-
-
-def _logged(run: ModelResult) -> dict[str, Lines]:
-    """Return what validations logged of each learnt number; empty for a model that was not trained here."""
-    logged: dict[str, Lines] = {}
-    if run.model.path is None or run.model.weights != "trained":
-        return logged
-    for line in read_metrics(run.model.path / METRICS):
-        for key, value in line.items():
-            if match := _LOGGED.fullmatch(key):
-                lines = logged.setdefault(match["name"], {})
-                lines.setdefault((int(match["layer"]), int(match["head"])), []).append((line["step"], value))
-    return logged
-
-
-def _draw_over_training(panel: Any, lines: Lines, title: str, is_last: bool) -> None:
-    """Draw a line for each head, coloured by its layer; the last panel of a row names them beside it."""
-    from matplotlib import colormaps
-
-    layers = sorted({layer for layer, _ in lines})
-    named: set[int] = set()
-    for (layer, _), points in sorted(lines.items()):
-        steps, values = zip(*points, strict=True)
-        colour = colormaps["viridis"](0.9 * layers.index(layer) / max(1, len(layers) - 1))
-        panel.plot(
-            steps, values, color=colour, linewidth=1, alpha=0.8, label=None if layer in named else f"layer {layer}"
-        )
-        named.add(layer)
-    panel.set_xlabel("step")
-    panel.set_ylabel(title)
-    panel.set_title("over training")
-    if is_last and 0 < len(layers) <= _MOST_NAMED:
-        panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
+        return figure_by_head(analysis.runs, {name: name.replace("_", " ") for name in names})
 
 
 class MixingAccumulator:

@@ -7,7 +7,6 @@ Formats: chats in the common forms, multiple choice (MMLU, ARC), and GSM8K with 
     Alpaca     {"instruction": "...", "input": "...", "output": "..."}
 """
 
-import hashlib
 import re
 import urllib.parse
 import urllib.request
@@ -34,7 +33,7 @@ EXPECTED_FORMS = (
     '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]} (ShareGPT) or '
     '{"instruction": "...", "output": "..."} (Alpaca)'
 )
-_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "developer": "system"}  # by other names
+_ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
 
 
 def chat(row: Any) -> list[Turn]:
@@ -54,31 +53,16 @@ def chat(row: Any) -> list[Turn]:
 
 
 def _message(message: Any) -> Any:
-    """Return a message of OpenAI's form, from one of either form; a user's text may be in parts."""
-    if not isinstance(message, Mapping):
-        return message
-    if "from" in message:
-        message = {"role": message["from"], **({"content": message["value"]} if "value" in message else {})}
-    role, content = message.get("role"), message.get("content")
-    role = _ROLES.get(role, role) if isinstance(role, str) else role
-    # An assistant's list stays as it is: its parts may be calls of the calculator and their outputs.
-    if role != "assistant" and _is_list(content) and all(_is_text_part(part) for part in content):
-        content = "\n".join(part["text"] for part in content)
-    return {"role": role, "content": content} if "role" in message and "content" in message else message
+    """Return a message of OpenAI's form, from one of either form."""
+    if isinstance(message, Mapping) and "from" in message and "value" in message:
+        return {"role": _ROLES.get(str(message["from"]), message["from"]), "content": message["value"]}
+    return message
 
 
 def _alpaca_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Convert a row; the input follows the instruction, and `history` has earlier pairs of question and answer."""
+    """Convert a row; the input follows the instruction."""
     question = _text(row, "instruction") + (f"\n\n{_text(row, 'input')}" if row.get("input") else "")
-    history = row.get("history") or ()
-    if not all(_is_list(pair) and len(pair) == 2 for pair in history):
-        raise Malformed("'history' is not a list of pairs")
-    texts = [*(text for pair in history for text in pair), question, _text(row, "output")]
-    return [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)]
-
-
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": _text(row, "output")}]
 
 
 def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
@@ -207,8 +191,7 @@ def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
         path = urllib.parse.urlsplit(data_set.source).path if scheme == "https" else address
         for place in (path, path.rpartition("/")[2]) if scheme in ("hub", "https") else ():
             if place and (copy := folder / place.lstrip("/")).exists():
-                # Both describe the original's place: a recipe with a local source may have neither.
-                return data_set.model_copy(update={"source": str(copy), "revision": None, "sha256": None})
+                return data_set.model_copy(update={"source": str(copy), "revision": None})
         return data_set
 
     def stage(before: Stage) -> Stage:
@@ -224,7 +207,7 @@ def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
 def _downloaded(data_set: DataSet, download: bool) -> list[Path] | None:
     """Return the cached file, which never expires: the address may serve another file when a run is resumed."""
     name = Path(urllib.parse.urlsplit(data_set.source).path).name or "file"
-    folder = cache_dir() / "downloads" / digest(data_set.source, data_set.sha256)[:16]
+    folder = cache_dir() / "downloads" / digest(data_set.source)[:16]
     if not download and not (folder / name).is_file():
         return None
     build_once(folder, lambda new: _download(data_set, new / name))
@@ -236,13 +219,9 @@ def _download(data_set: DataSet, path: Path) -> None:
         if hub_is_offline():
             raise ValueError("HF_HUB_OFFLINE is set")
         with urllib.request.urlopen(data_set.source, timeout=_SECONDS) as answer:
-            content = answer.read()
-        sha256 = hashlib.sha256(content).hexdigest()
-        if data_set.sha256 not in (None, sha256):
-            raise ValueError(f"its sha256 is {sha256}, but the recipe says {data_set.sha256}")
+            path.write_bytes(answer.read())
     except (OSError, ValueError) as error:
         raise DataError(
             f"{data_set.name}: {data_set.source} could not be downloaded ({error}); correct the recipe, run `lap fetch "
             "RECIPE` where it can be reached, or put the file in a folder and use --data"
         ) from None
-    path.write_bytes(content)

@@ -161,7 +161,6 @@ def _seed(number: int, split: str) -> int:
     return number + (TEST_SEED if split == "test" else 0)
 
 
-SYSTEM = Path("/usr/share/dict/words")
 _WORD = re.compile(r"[a-z]{3,}")
 
 
@@ -192,8 +191,6 @@ def words_of(data_set: DataSet) -> list[str]:
     if data_set.source == "builtin":
         return builtin_words()
     words = read_plain_text(path := _words_file(data_set)).split()
-    if data_set.source == "system":
-        return [word for word in words if _WORD.fullmatch(word)]
     if not words:
         raise DataError(f"{path} has no words; name another file as source")
     return words
@@ -202,8 +199,4 @@ def words_of(data_set: DataSet) -> list[str]:
 def _words_file(data_set: DataSet) -> Path:
     if data_set.source == "builtin":
         return builtin_text()
-    if data_set.source != "system":
-        return (source_files(data_set) or [])[0]
-    if not SYSTEM.is_file():
-        raise DataError(f"this system has no {SYSTEM}; use source: builtin, or a file with one word a line")
-    return SYSTEM
+    return (source_files(data_set) or [])[0]

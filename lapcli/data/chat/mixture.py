@@ -28,7 +28,6 @@ from lapcli.data.token_store import PartWriter, TokenStore, file_key, has_index
 from lapcli.recipe.chat import GENERATED, ChatRecipe, ChatStageRecipe, DataSet, Stage
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.files import sha256_of_file
 from lapcli.runtime.progress import Progress
 
 VERSION = 5  # of the files and of the wording of generated rows
@@ -265,16 +264,14 @@ def _sum(counts: Sequence[dict[str, Any]]) -> int | None:
 
 def fetch_data_sets(recipe: ChatRecipe, progress: Progress | None = None) -> list[dict[str, Any]]:
     """Download the missing data of the mixtures; return an entry per data set."""
-    entries: dict[tuple, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for stage in recipe.stages.given().values():
         for data_set in (*stage.mixture, *stage.validation.mixture):
-            files = [] if data_set.source in ("builtin", "system") else source_files(data_set, progress) or []
-            key = (data_set.format, data_set.source, str(data_set.files), data_set.revision)
-            entries[key] = {
+            files = [] if data_set.source == "builtin" else source_files(data_set, progress) or []
+            entries[f"{data_set.format}, {data_set.source}, {data_set.files}"] = {
                 "name": data_set.name,
                 "source": data_set.source,
-                "rows": max(available_rows(data_set) or 0, entries.get(key, {"rows": 0})["rows"]),
+                "rows": available_rows(data_set),
                 "bytes": sum(path.stat().st_size for path in files),
-                "sha256": [sha256_of_file(path) for path in files],
             }
     return list(entries.values())

@@ -13,7 +13,6 @@ Shapes: B images, C channels, H x W pixels, K classes.
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,32 +21,27 @@ import torch
 from PIL import Image
 from timm.data import auto_augment, create_transform
 from timm.data.mixup import Mixup, cutmix_bbox_and_lam
-from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
 from lapcli.data.images.loader import seed_everything
 from lapcli.recipe.vision import ImageFiles, ImageSource, Mixing
-from lapcli.runtime.errors import UsageError
 
 
 def training_transform(source: ImageSource, size: int) -> Compose:
     wanted = source.augmentation
-    try:
-        transform = create_transform(
-            size,
-            is_training=True,
-            scale=(wanted.scale[0], wanted.scale[1]) if wanted.scale else None,
-            hflip=wanted.flip,
-            color_jitter=wanted.color_jitter,  # type: ignore[arg-type]
-            auto_augment=wanted.policy,
-            interpolation=source.interpolation,
-            mean=tuple(source.mean),  # RandAugment's fill colour
-            std=tuple(source.std),
-            normalize=False,
-        )
-    except (AssertionError, KeyError, ValueError) as error:
-        raise UsageError(f"data.augmentation.policy {wanted.policy!r} is not a timm policy: {error}") from None
+    transform = create_transform(
+        size,
+        is_training=True,
+        scale=(wanted.scale[0], wanted.scale[1]) if wanted.scale else None,
+        hflip=wanted.flip,
+        color_jitter=wanted.color_jitter,  # type: ignore[arg-type]
+        auto_augment=wanted.policy,
+        interpolation=source.interpolation,
+        mean=tuple(source.mean),  # RandAugment's fill colour
+        std=tuple(source.std),
+        normalize=False,
+    )
     if wanted.crop == "padded":  # as in the DeiT repository for images of 32 pixels
         transform.transforms[0] = _Sized(
             size, source, RandomCrop(size, padding=4 if wanted.padding is None else wanted.padding)
@@ -106,7 +100,6 @@ class _Sized:
 def normalise(images_BCHW: Tensor, source: ImageFiles) -> Tensor:
     """Convert uint8 to float32 of mean 0 and deviation 1, by the recipe's mean and std."""
     mean, std = (_channels(tuple(x), images_BCHW.device) for x in (source.mean, source.std))
-    # A float32 input is changed in place, since `float` then returns the tensor itself; uint8 is copied.
     return images_BCHW.float().sub_(mean).div_(std)
 
 
@@ -114,20 +107,6 @@ def normalise(images_BCHW: Tensor, source: ImageFiles) -> Tensor:
 def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
     """Return a cached tensor on its device: copying it for every batch would make the host wait."""
     return torch.tensor(values, device=device)[:, None, None] * 255
-
-
-class Eraser:
-    """Random erasing of normalised images, keyed like the rest of an example's augmentation."""
-
-    def __init__(self, probability: float) -> None:
-        self._erase = RandomErasing(probability, mode="pixel", device="cpu")
-
-    def __call__(self, images_BCHW: Tensor, keys: Sequence[tuple[int, ...]]) -> Tensor:
-        """Erase in place, on the CPU, whose generator draws the same on every machine."""
-        for image_CHW, key in zip(images_BCHW, keys, strict=True):
-            seed_everything(*key, 1)  # a stream apart from the crop's
-            self._erase(image_CHW)
-        return images_BCHW
 
 
 Box = tuple[int, int, int, int]  # y from, y to, x from, x to

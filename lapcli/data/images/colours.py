@@ -30,9 +30,6 @@ BLUR_WIDTH = 9
 SOLARISED_FROM = 128
 #: Values processed at a time, with a few float32 copies: what fits into a cache, or enough to occupy a GPU.
 VALUES_ON_THE_CPU, VALUES_ON_A_GPU = 2**18, 2**24
-#: Bytes that a GPU moves per value of a crop if operations are compiled: 24 for each operation, of which a crop has
-#: five on average, more for hue and blur, and 21 to convert and normalise it. For `lap plan`.
-BYTES_A_VALUE = 150
 
 Operation = Callable[[Tensor, Tensor], Tensor]  # crops, and a number for each, R x 1 x 1 x 1 (a blur: 9 of them)
 

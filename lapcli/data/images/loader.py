@@ -33,7 +33,7 @@ BATCHES_AHEAD = 2  # prefetched by each worker
 #: Seconds of one core of a cloud machine (AMD EPYC, 2026) to decode a photograph of 500 x 375 pixels, for each crop
 #: of it, and for each pixel of a crop: benchmarks/self_supervised.py loader reads 82 images a second with ten crops.
 DECODING, CROPPING, PIXEL = 4e-3, 4e-4, 2.5e-8
-#: Largest side of crops whose images are small themselves, so that the set is mostly decoded in memory.
+#: Largest side of crops whose images are small themselves, and decoded in no time.
 SMALL = 64
 Transform = Callable[[Any], np.ndarray]  # an image to its pixels, channels first
 Request = tuple[int, int]  # step and micro-step

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -20,7 +19,6 @@ from lapcli.data.images.image_set import (
     FolderImages,
     ImageSet,
     ImageSubset,
-    decode_into_memory,
     image_files,
     sampled_sizes,
 )
@@ -29,7 +27,6 @@ from lapcli.data.sources import LabelledImageSource
 from lapcli.recipe.data_sources import find_source
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.errors import DataError
-from lapcli.runtime.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -38,36 +35,11 @@ class ImageData:
     validation: ImageSet
     description: str
     identity: str  # of both parts
-    pixels: tuple[int, int]  # width and height of the training images, the median of a few
     note: str | None = None  # about validation images of the source that are not used
 
-    def facts(self, size: int) -> dict[str, Any]:
-        """Return the facts for `run.json` about data that is trained at `size` pixels."""
-        return {
-            "data": self.description,
-            "data_sha256": self.identity,
-            "classes": self.train.classes,
-            "image_pixels": list(self.pixels),
-            "pixels_kept": self._kept(size),
-        }
 
-    def notes(self, size: int) -> list[str]:
-        """Return notes for the log before the first step."""
-        width, height = self.pixels
-        notes = [self.note] if self.note else []
-        if self._kept(size) < 1:
-            notes.append(
-                f"images of {width} x {height} pixels (the median) are trained at {size} x {size}, which keeps "
-                f"{self._kept(size):.1%} of their pixels"
-            )
-        return notes
-
-    def _kept(self, size: int) -> float:
-        return min(1.0, size * size / (self.pixels[0] * self.pixels[1]))
-
-
-def open_images(source: ImageFiles, classes: int | None, progress: Progress | None = None) -> ImageData:
-    """Open and check both parts; small sets are decoded into memory. `classes` is the expected number, or None."""
+def open_images(source: ImageFiles, classes: int | None) -> ImageData:
+    """Open and check both parts; `classes` is the expected number, or None."""
     train, validation, note = _parts(source)
     if train.classes != validation.classes:
         differing = sorted(set(train.classes) ^ set(validation.classes))[:5]
@@ -75,12 +47,8 @@ def open_images(source: ImageFiles, classes: int | None, progress: Progress | No
             f"training and validation images have different classes: {', '.join(differing)} are in only one of them"
         )
     _check_count(train, classes, source)
-    sizes = sampled_sizes(train)
-    train = decode_into_memory(train, source.decoded_gigabytes, progress, sizes)
-    validation = decode_into_memory(validation, source.decoded_gigabytes, progress)
-    width, height = np.median(sizes, axis=0).astype(int).tolist()
     identity = digest(train.identity(), validation.identity())
-    return ImageData(train, validation, _described(source, train, validation), identity, (width, height), note)
+    return ImageData(train, validation, _described(source, train, validation), identity, note)
 
 
 #: Sizes that patches tile, from which a first recipe takes the largest that most images have.
@@ -119,7 +87,7 @@ def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str
             f"{source.train} does not have the classes that the model was trained on, in their order: it has "
             f"{actual!r} instead of {expected!r}; name the folders like those of the training images"
         )
-    return decode_into_memory(validation, source.decoded_gigabytes), _described(source, train, validation)
+    return validation, _described(source, train, validation)
 
 
 def _check_count(images: ImageSet, classes: int | None, source: ImageFiles) -> None:
@@ -159,12 +127,15 @@ def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet,
 
 def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
     """Open the training part of a source, and its own held-out part if it has one."""
-    turned = source.exif_orientation == "apply"
+    if where == "builtin":
+        return Digits(), None
+    if where == "builtin:photographs":
+        return Photographs(), Photographs(held_out=True)
     named = find_source(where, "images")
     if isinstance(named, LabelledImageSource):
         return named.images()
     if where.startswith("hub:"):
-        return open_tables(where, source.revision, source.image_column, source.label_column, turned)
+        return open_tables(where, source.revision, source.image_column, source.label_column)
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise DataError(
@@ -173,10 +144,10 @@ def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
     # A folder of images for each class, and not of tables.
     if any(next(image_files(place), None) for place in (folder / "train").glob("[!.]*/")):
         held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
-        return FolderImages(folder / "train", turned), FolderImages(held_out, turned) if held_out else None
+        return FolderImages(folder / "train"), FolderImages(held_out) if held_out else None
     if has_tables(folder):
-        return open_tables(str(folder), None, source.image_column, source.label_column, turned)
-    return FolderImages(folder, turned), None
+        return open_tables(str(folder), None, source.image_column, source.label_column)
+    return FolderImages(folder), None
 
 
 def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
@@ -239,21 +210,3 @@ class Photographs(PixelImages):
                     labels.append((number * REGIONS[0] + region[0]) * REGIONS[1] + region[1])
         classes = [f"{name} {r},{c}" for name in ("temple", "flower") for r, c in np.ndindex(*REGIONS)]
         super().__init__(pieces, np.array(labels), classes, "scikit-learn's photographs, piece")
-
-
-class DigitsSource(LabelledImageSource):
-    name = "digits"
-
-    def images(self) -> tuple[ImageSet, None]:
-        return Digits(), None
-
-
-class PhotographsSource(LabelledImageSource):
-    name = "photographs"
-
-    def images(self) -> tuple[ImageSet, ImageSet]:
-        return Photographs(), Photographs(held_out=True)
-
-
-DIGITS = DigitsSource()
-PHOTOGRAPHS = PhotographsSource()

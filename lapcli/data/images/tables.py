@@ -20,9 +20,7 @@ HELD_OUT = ("validation", "valid", "val", "test")
 
 
 class TableImages(ImageSet):
-    def __init__(
-        self, table: Any, source: str, split: str, image_column: str, label_column: str, turned: bool = False
-    ) -> None:
+    def __init__(self, table: Any, source: str, split: str, image_column: str, label_column: str) -> None:
         from datasets import ClassLabel
         from datasets import Image as ImageFeature
 
@@ -39,7 +37,7 @@ class TableImages(ImageSet):
                     f"{self.name(index)} has the label {repr(label)[:60]}; expected the number of a class from 0 to "
                     f"{most - 1}: correct it, or choose another data.label_column"
                 )
-        super().__init__(np.array(labels), classes or [str(number) for number in range(max(labels) + 1)], turned)
+        super().__init__(np.array(labels), classes or [str(number) for number in range(max(labels) + 1)])
         self._table = table.select_columns([image_column]).cast_column(image_column, ImageFeature(decode=False))
 
     def encoded(self, index: int) -> bytes:
@@ -58,11 +56,7 @@ class TableImages(ImageSet):
 
 
 def open_tables(
-    source: str,
-    revision: str | None,
-    image_column: str | None,
-    label_column: str | None,
-    turned: bool = False,
+    source: str, revision: str | None, image_column: str | None, label_column: str | None
 ) -> tuple[TableImages, TableImages | None]:
     """Open the training images, and those that the source holds out; `source` is hub:OWNER/NAME or a folder."""
     splits = load_tables(source, revision)
@@ -75,7 +69,6 @@ def open_tables(
             split,
             _column(splits[split], source, image_column, "image"),
             _column(splits[split], source, label_column, "label"),
-            turned,
         )
         if split
         else None

@@ -20,7 +20,7 @@ import numpy as np
 
 from lapcli.data.cache import build_once, digest
 from lapcli.data.file_formats import DOCUMENT_SUFFIXES, is_text, read_documents
-from lapcli.data.source_files import expand_ranges, source_files
+from lapcli.data.source_files import source_files
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
 from lapcli.data.token_store import PartWriter, TokenStore, TokenStream, file_key, has_index
 from lapcli.recipe.schema import UNKNOWN, TextSource, TokenizerSection
@@ -258,29 +258,15 @@ def _tokenise(corpus: Corpus, part: range, tokenizer: Tokenizer, folder: Path) -
     writer.close(skipped=corpus.skipped, is_split=corpus.is_split)
 
 
-def describe_source(source: TextSource, tokenizer: TokenizerSection) -> str:
-    """Describe the source of the text and how much of it is prepared; downloads and builds nothing."""
-    if source.train.startswith("hub:"):
-        repository, names = hub_list(source)
-        where = f"{len(names):,} files of the hub data set {repository}, {names[0]} to {names[-1]}"
-        missing = "not on this machine: `lap fetch RECIPE` downloads it"
-    else:
-        builtin = "the built-in text (this Python's documentation and docstrings)"
-        where = builtin if source.train == "builtin" else source.train
-        missing = "the first run prepares it, once"
+def describe_source(source: TextSource) -> str:
+    """Describe the source of the text; downloads and builds nothing."""
+    where = (
+        "the built-in text (this Python's documentation and docstrings)" if source.train == "builtin" else source.train
+    )
     try:
         corpus = open_corpus(source, download=False)
     except DataError as error:
         return f"{where}\nnot usable as it is: {error}"
     if corpus is None:
-        return f"{where}\n{missing}"
-    folder = corpus.tokenizer_folder(tokenizer)
-    path = Path(tokenizer.file).expanduser() if tokenizer.file else folder / TOKENIZER
-    is_tokenised = path.is_file() and all(map(has_index, corpus.part_folders(Tokenizer.from_file(path))))
-    state = "tokenised already" if is_tokenised else "the first run tokenises them, once"
-    return f"{where}\n{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB, {state}"
-
-
-def hub_list(source: TextSource) -> tuple[str, list[str]]:
-    """Return the data set's name and its files, in the order of the recipe."""
-    return source.train.removeprefix("hub:"), expand_ranges(source.files or [])
+        return f"{where}\nnot on this machine: `lap fetch RECIPE` downloads it"
+    return f"{where}\n{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB; the first run tokenises them, once"

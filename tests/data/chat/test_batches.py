@@ -5,7 +5,6 @@ import pytest
 
 from lapcli.data.chat.batches import PackedBatches, PaddedBatches
 from lapcli.data.chat.mixture import prepare_mixture
-from lapcli.runtime.errors import DataError
 
 PADDING = 260
 
@@ -64,26 +63,3 @@ def test_padded_rows_are_conversations(mixture, only_marked):
         expected = np.where(counted, ids[1:].astype(int), -1).tolist()
         assert targets_BT[row].tolist() == expected + [-1] * (len(tokens_BT[row]) - length)
     assert batches.target_count(27, 6) == int((targets_BT >= 0).sum())
-
-
-def test_the_way_a_batch_is_taken_changes_nothing(mixture):
-    packed = PackedBatches(mixture, 16, True)
-    whole = packed.items(4, 6)
-    parts = [packed.items(4 + n, 2) for n in (0, 2, 4)]
-    assert whole.tokens_BT.tolist() == [row for part in parts for row in part.tokens_BT.tolist()]
-    assert whole.targets_BT.tolist() == [row for part in parts for row in part.targets_BT.tolist()]
-
-
-def test_targets_are_counted_from_the_index(mixture, monkeypatch):
-    packed = PackedBatches(mixture, 16, True)
-    spans = [(first, count) for first in range(packed.per_epoch + 3) for count in range(2 * packed.per_epoch)]
-    expected = [int((packed.items(*span).targets_BT >= 0).sum()) for span in spans]
-    read, row = [], mixture.row
-    monkeypatch.setattr(mixture, "row", lambda number: read.append(number) or row(number))
-    assert [packed.target_count(*span) for span in spans] == expected
-    assert len(read) <= 6 * len(spans)  # two conversations for each of at most three epochs, however long the span
-
-
-def test_too_little_for_a_sequence(mixture):
-    with pytest.raises(DataError, match="less than one sequence"):
-        PackedBatches(mixture, 100_000, False)

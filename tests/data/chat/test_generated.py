@@ -5,7 +5,7 @@ import string
 
 import pytest
 
-from lapcli.data.chat.generated import TEST_SEED, simple_spelling, spelling_bee, words_of
+from lapcli.data.chat.generated import simple_spelling, spelling_bee, words_of
 from lapcli.generation.calculator import calculate
 from lapcli.recipe.chat import DataSet
 from lapcli.runtime.errors import DataError
@@ -57,11 +57,6 @@ def test_draws_in_the_order_of_the_fact_sheet():
         assert spelling_bee(WORDS, number)[1].parts[2].text == f"'{word}'.count('{letter}')"
 
 
-def test_test_rows_have_seeds_of_their_own():
-    assert spelling_bee(WORDS, 3, "test") == spelling_bee(WORDS, TEST_SEED + 3)
-    assert simple_spelling(WORDS, 3, "test") == simple_spelling(WORDS, TEST_SEED + 3)
-
-
 def words_in(path):
     return words_of(DataSet(name="words", format="simple_spelling", source=str(path), rows=1))
 
@@ -73,7 +68,3 @@ def test_words_of_a_file(tmp_path):
     for name in ("none.txt", "missing.txt"):
         with pytest.raises(DataError, match=name):
             words_in(tmp_path / name)
-
-
-def test_the_real_list(test_data):
-    assert len(words_in(test_data / "words" / "words_alpha.txt")) == 370_099

@@ -8,21 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import ROOT
-from text_support import flip
 
 from lapcli.data.chat.formats import with_local_data
 from lapcli.data.chat.mixture import (
-    Mixture,
-    MixtureShare,
-    chosen_rows,
     count_stage,
     counts_as_text,
     prepare_mixture,
-    prepare_rows,
 )
 from lapcli.data.file_formats import read_rows
 from lapcli.recipe import load_recipe
-from lapcli.recipe.chat import DataSet
 from lapcli.runtime.errors import DataError
 
 # What the hub has, where the folder of real files has no copy.
@@ -48,38 +42,6 @@ def prepare(data_sets, tokenizer, seed=0, **changes):
 
 def texts(mixture, tokenizer, epoch=0):
     return [tokenizer.decode(mixture.row(int(n))[0]) for n in mixture.order(epoch)]
-
-
-class StandIn:
-    """As many rows as a real data set, and nothing in them."""
-
-    malformed, examples_of_malformed, identity, longest = 0, (), "", 64
-
-    def __init__(self, count):
-        self.lengths = self.target_counts = np.full(count, 2)
-        self.is_cut = np.zeros(count, dtype=bool)
-
-    def __len__(self):
-        return len(self.lengths)
-
-
-@pytest.mark.parametrize(("stage", "expected"), [("midtrain", MIDTRAIN), ("sft", SFT)])
-def test_the_papers_mixtures(stage, expected):
-    """The rows of an epoch by data set, each row of the smaller mixture at most once but for the repeats."""
-    recipe = load_recipe(ROOT / "recipes/chat561m.yaml")
-    official = {"SmolTalk": 460_341, "MMLU auxiliary": 99_842, "GSM8K": 7_473, "identity": 1_000,
-                "ARC-Easy": 2_251, "ARC-Challenge": 1_119}  # fmt: skip
-    parts = []
-    for data_set in recipe.stages.given()[stage].mixture:
-        rows = StandIn(official.get(data_set.name, data_set.rows))
-        parts.append(MixtureShare(data_set, rows, chosen_rows(data_set, len(rows), recipe.seed)))
-    mixture = Mixture(parts, recipe.seed, needs_targets=True)
-    order = mixture.order(0)
-    assert len(order) == len(set(order.tolist())) == sum(expected.values())
-    assert len(order) == {"midtrain": 849_656, "sft": 22_443}[stage]
-    counts = np.bincount(mixture._part_of[order], minlength=len(parts))
-    assert dict(zip((part.data_set.name for part in parts), counts.tolist(), strict=True)) == expected
-    assert f"{sum(expected.values()):,} rows" in mixture.describe()
 
 
 def test_the_counts_of_files_are_printed(tmp_path, test_data):
@@ -114,15 +76,6 @@ def test_the_counts_of_files_are_printed(tmp_path, test_data):
         with_local_data(recipe, tmp_path / "missing")
 
 
-def test_the_order_is_a_function_of_the_seed(data_set, tokenizer):
-    sets = [data_set(name, [talk(f"{name}{n}", "x") for n in range(20)]) for name in "ab"]
-    one, same, other = (texts(prepare(sets, tokenizer, seed=seed), tokenizer) for seed in (1, 1, 2))
-    assert one == same != other
-    assert sorted(one) == sorted(other)
-    mixture = prepare(sets, tokenizer, seed=1)
-    assert sorted(texts(mixture, tokenizer, epoch=1)) == sorted(one) != texts(mixture, tokenizer, epoch=1)
-
-
 def test_both_shuffles_are_the_fact_sheets(data_set, tokenizer):
     """numpy's permutation of each data set, its first rows, then Random(seed) over all pairs in order."""
     sets = [
@@ -135,21 +88,6 @@ def test_both_shuffles_are_the_fact_sheets(data_set, tokenizer):
     shown = [text.split("<|user_start|>")[1].split("<|user_end|>")[0] for text in
              texts(prepare(sets, tokenizer, seed=42), tokenizer)]  # fmt: skip
     assert shown == pairs
-
-
-def test_more_rows_than_there_are(data_set, tokenizer):
-    with pytest.raises(DataError, match="a has 2 rows, but the recipe asks for 3"):
-        prepare([data_set("a", [talk("a", "b")] * 2, rows=3)], tokenizer)
-
-
-def test_rows_of_no_known_form_are_refused_with_the_expected_one(data_set, tokenizer):
-    rows = [{"prompt": "a", "completion": "b"}] * 5
-    with pytest.raises(DataError) as error:
-        prepare([data_set("chats", rows)], tokenizer)
-    message = str(error.value)
-    assert "chats.jsonl row 1: " in message
-    assert '{"conversations": [{"from": "human"' in message
-    assert "skip_malformed" not in message  # which would leave nothing to train on
 
 
 def test_malformed_rows_stop_or_are_skipped(data_set, tokenizer):
@@ -167,44 +105,13 @@ def test_malformed_rows_stop_or_are_skipped(data_set, tokenizer):
 @pytest.mark.parametrize(
     ("row", "turn"),
     [
-        (talk("", "a"), "turn 1"),
         (talk("q", " \n"), "turn 2"),
-        (talk("q", "a", "\t", "b"), "turn 3"),
         ([*talk("q"), {"role": "assistant", "content": [{"type": "text", "text": ""}]}], "turn 2"),
     ],
 )
 def test_empty_turns_are_malformed(data_set, tokenizer, row, turn):
     with pytest.raises(DataError, match=f"1 of 2 conversations of chats .*\n.*row 2: {turn}"):
         prepare([data_set("chats", [talk("q", "a"), row])], tokenizer)
-
-
-def test_conversations_that_are_cut_are_counted(data_set, tokenizer):
-    """One byte a token, and five tokens around a question and its answer."""
-    lengths = [10, 40 - 6, 40 - 5, 1000, 10]
-    mixture = prepare([data_set("chats", [talk("q", "a" * length) for length in lengths])], tokenizer, longest=40)
-    assert sorted(mixture.lengths) == [16, 16, 40, 40, 40]
-    assert mixture.cut == 2
-    assert "2 (40.0%) are cut" in mixture.describe()
-
-
-@pytest.mark.parametrize("name", ["tokens.bin", "targets.bin", "documents.bin"])
-def test_rows_are_rendered_once_and_a_damaged_file_again(data_set, tokenizer, lap_cache, monkeypatch, name):
-    data = data_set("chats", [talk("q" * (n % 5 + 1), "a" * (n % 9 + 1)) for n in range(200)])
-
-    def all_rows():
-        rows = prepare_rows(data, tokenizer, 64)
-        assert rows.target_counts.tolist() == [int(rows.row(number)[1].sum()) for number in range(len(rows))]
-        return [tuple(part.tolist() for part in rows.row(number)) for number in range(len(rows))]
-
-    expected = all_rows()
-    with monkeypatch.context() as second:
-        second.setattr("lapcli.data.chat.mixture.render_batch", None)
-        assert all_rows() == expected
-    (path,) = lap_cache.glob(f"chat/*/{name}")
-    flip(path, path.stat().st_size // 2)
-    with pytest.raises(DataError, match=f"{name} is damaged"):
-        all_rows()
-    assert all_rows() == expected
 
 
 def test_rows_without_a_target_are_dropped_and_counted(data_set, tokenizer):
@@ -217,15 +124,6 @@ def test_rows_without_a_target_are_dropped_and_counted(data_set, tokenizer):
     assert len(prepare([data_set("chats", rows)], tokenizer, needs_targets=False)) == 4
     with pytest.raises(DataError, match="no row of the mixture"):
         prepare([data_set("none", rows[:1])], tokenizer)
-
-
-def test_what_is_not_here_is_named_with_what_would_fetch_it(tokenizer, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    hub = DataSet(name="x", format="gsm8k", source="hub:someone/something", files="a.parquet")
-    web = DataSet(name="x", format="gsm8k", source="https://example.invalid/a.jsonl")
-    for data in (hub, web):
-        with pytest.raises(DataError, match="lap fetch"):
-            prepare_rows(data, tokenizer, 64)
 
 
 def test_rows_of_a_hub_data_set(hub, tokenizer, tmp_path, monkeypatch):
@@ -249,27 +147,3 @@ def test_rows_of_a_hub_data_set(hub, tokenizer, tmp_path, monkeypatch):
     assert count_stage(recipe.stages.sft)["rows"] == 5
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert len(prepare(recipe.stages.sft.mixture, tokenizer)) == 5
-
-
-def test_a_download_is_kept_and_checked(tmp_path, monkeypatch, tokenizer):
-    import hashlib
-    import urllib.request
-
-    content = (tmp_path / "a.jsonl").write_bytes(b'[{"role": "user", "content": "hi"}]\n') and (
-        tmp_path / "a.jsonl"
-    ).read_bytes()
-    asked = []
-    opened = urllib.request.urlopen
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(  # only the transport: a file of this machine for the address
-        urllib.request,
-        "urlopen",
-        lambda address, timeout: asked.append(address) or opened((tmp_path / "a.jsonl").as_uri()),
-    )
-    address = "https://example.invalid/a.jsonl"
-    good = DataSet(name="x", format="conversations", source=address, sha256=hashlib.sha256(content).hexdigest())
-    for _ in range(2):
-        assert len(prepare_rows(good, tokenizer, 64)) == 1
-    assert asked == [address]
-    with pytest.raises(DataError, match="sha256"):
-        prepare_rows(good.model_copy(update={"sha256": "0" * 64}), tokenizer, 64)

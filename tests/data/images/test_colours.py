@@ -49,14 +49,11 @@ OPERATIONS = {
     "mirror": (ColourParameters(mirrored=True), TF.hflip),
     "grey": (ColourParameters(grey=True), lambda x: TF.rgb_to_grayscale(x, 3)),
     "solarise": (ColourParameters(solarised=True), lambda x: TF.solarize(x, 128)),
-    **{f"brightness {f}": (jitter(0, f), lambda x, f=f: TF.adjust_brightness(x, f)) for f in (0.6, 0.93, 1.4)},
-    **{f"contrast {f}": (jitter(1, f), lambda x, f=f: TF.adjust_contrast(x, f)) for f in (0.6, 0.93, 1.4)},
-    **{f"saturation {f}": (jitter(2, f), lambda x, f=f: TF.adjust_saturation(x, f)) for f in (0.8, 1.07, 1.2)},
-    **{f"hue {f}": (jitter(3, f), lambda x, f=f: TF.adjust_hue(x, f)) for f in (-0.1, -0.003, 0.04, 0.1, 0.5)},
-    **{
-        f"blur {f}": (ColourParameters(blur=f), lambda x, f=f: TF.gaussian_blur(x, [9, 9], [f, f]))
-        for f in (0.1, 0.7, 2.0)
-    },
+    **{f"brightness {f}": (jitter(0, f), lambda x, f=f: TF.adjust_brightness(x, f)) for f in (0.6, 1.4)},
+    **{f"contrast {f}": (jitter(1, f), lambda x, f=f: TF.adjust_contrast(x, f)) for f in (0.6, 1.4)},
+    **{f"saturation {f}": (jitter(2, f), lambda x, f=f: TF.adjust_saturation(x, f)) for f in (0.8, 1.2)},
+    **{f"hue {f}": (jitter(3, f), lambda x, f=f: TF.adjust_hue(x, f)) for f in (-0.1, 0.5)},
+    **{f"blur {f}": (ColourParameters(blur=f), lambda x, f=f: TF.gaussian_blur(x, [9, 9], [f, f])) for f in (0.7, 2.0)},
 }
 
 
@@ -65,8 +62,7 @@ def test_each_operation_is_torchvisions(name, crops):
     drawn, expected = OPERATIONS[name]
     ours, theirs = recoloured(crops, drawn), expected(crops.permute(0, 3, 1, 2))
     assert (ours.int() - theirs.int()).abs().max() <= 1
-    if name not in ("hue -0.003", "blur 0.1"):
-        assert (theirs.int() - crops.permute(0, 3, 1, 2).int()).abs().max() > 10  # it does something
+    assert (theirs.int() - crops.permute(0, 3, 1, 2).int()).abs().max() > 10  # it does something
 
 
 def some_drawn(count):
@@ -124,9 +120,9 @@ class Held:
         return self._images[index]
 
 
-def chain_differences(images, blur="executed"):
+def chain_differences(images):
     """(crops, 2): mean and largest difference of each crop to that of Pillow, in steps of 255."""
-    sizes = {"global_size": 224, "local_size": 96, "locals": 4, "blur": blur}
+    sizes = {"global_size": 224, "local_size": 96, "locals": 4}
     source = dino_recipe(model={"patch": 16}, data={"crops": sizes}).data
     transforms, reader = pillow_transforms(source), CropReader(Held(images), source, seed=0)
     found = []
@@ -143,18 +139,9 @@ def chain_differences(images, blur="executed"):
     return np.array(found)
 
 
-@pytest.mark.parametrize("blur", ["executed", "documented"])
-def test_the_chain_on_photographs_is_that_of_pillow(blur):
-    found = chain_differences([Image.fromarray(x) for x in load_sample_images().images] * 4, blur)
-    assert len(found) == 8 * 6
-    assert found[:, 0].max() <= 1
-    assert found[:, 1].max() <= 10
-
-
-def test_the_chain_on_imagenets_photographs_is_that_of_pillow(test_data):
-    paths = sorted((test_data / "imagenet_samples").glob("*.JPEG"))
-    found = chain_differences([Image.open(path).convert("RGB") for path in paths])
-    assert len(found) == 6 * len(paths) > 200
+def test_the_chain_on_photographs_is_that_of_pillow():
+    found = chain_differences([Image.fromarray(x) for x in load_sample_images().images] * 2)
+    assert len(found) == 4 * 6
     assert found[:, 0].max() <= 1
     assert found[:, 1].max() <= 10
 

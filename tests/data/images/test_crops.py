@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 import torch
 from dino_support import dino_recipe
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from lapcli.data.images.colours import ColourParameters
-from lapcli.data.images.crops import CropReader, block_mask, crop_kinds, deal_masks, draw, mask_counts
+from lapcli.data.images.crops import CropReader, crop_kinds, deal_masks, draw
 from lapcli.data.images.loader import Example
-from lapcli.data.images.sources import CELL, Photographs, open_images
+from lapcli.data.images.sources import open_images
 
 
 @pytest.mark.parametrize(("mode", "blur"), [("executed", (0.0, 0.9, 0.5)), ("documented", (1.0, 0.1, 0.5))])
@@ -57,23 +55,6 @@ def test_sizes_and_keys():
     assert not torch.equal(read[0][0], read[0][1])
 
 
-def test_photographs_are_cells_of_a_chessboard_that_are_apart():
-    """Together the two parts are every cell of both photographs once, and a part has none beside another."""
-    from sklearn.datasets import load_sample_image
-
-    train, held_out = Photographs(), Photographs(held_out=True)
-    assert train.classes == held_out.classes
-    assert set(train.labels) == set(held_out.labels) == set(range(24))
-    cells = [[], []]
-    for photograph in map(load_sample_image, ("china.jpg", "flower.jpg")):
-        for row in range(427 // CELL):
-            for column in range(640 // CELL):
-                part = photograph[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
-                cells[(row + column) % 2].append(part.tobytes())
-    for part, expected in zip((train, held_out), cells, strict=True):
-        assert [np.asarray(part.image(number)).tobytes() for number in range(len(part))] == expected
-
-
 PAPER = {"grid": (14, 14), "probability": 0.5, "ratios": (0.1, 0.5)}
 
 
@@ -85,32 +66,3 @@ def test_counts_of_the_papers_group():
     assert found == pytest.approx(sorted(expected), abs=1)  # the grid's points may round to either side
     assert np.mean(found[224:]) == pytest.approx(58.5, abs=0.1)
     assert found[-1] == 98
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(2, 14), st.integers(2, 14), st.floats(0.0, 0.9), st.integers(0, 10**6))
-def test_a_block_mask_has_exactly_its_count(rows, columns, share, seed):
-    count = int(share * rows * columns)
-    mask = block_mask((rows, columns), count, np.random.default_rng(seed))
-    assert mask.shape == (rows, columns)
-    assert int(mask.sum()) == count
-
-
-def test_masks_come_in_blocks():
-    """A masked patch has far more masked neighbours than one drawn alone would have (the share of all masked)."""
-    masks = [block_mask((14, 14), 60, np.random.default_rng(seed)) for seed in range(50)]
-    beside = np.mean([(m[:, 1:] & m[:, :-1]).sum() / m[:, :-1].sum() for m in masks])
-    assert beside > 0.6 > 2 * 60 / 196 - 0.05
-
-
-def test_the_key_is_all_that_matters():
-    first = deal_masks(20, **PAPER, key=(3, 7, 1))
-    np.random.seed(5)
-    assert np.array_equal(first, deal_masks(20, **PAPER, key=(3, 7, 1)))
-    for other in ((4, 7, 1), (3, 8, 1), (3, 7, 2)):
-        assert not np.array_equal(first, deal_masks(20, **PAPER, key=other))
-
-
-def test_counts_by_hand():
-    assert mask_counts(8, 100, 0.5, (0.1, 0.5)) == [20, 30, 40, 50]
-    assert mask_counts(1, 100, 0.5, (0.1, 0.5)) == []

@@ -48,15 +48,6 @@ def test_every_token_of_an_epoch_is_a_target_once(stream, shuffled):
         assert sorted(torch.cat([inputs for inputs, _ in steps]).flatten().tolist()) == list(range(100))
 
 
-def test_each_seed_and_epoch_has_its_own_order(stream):
-    def order(seed, step):
-        return tuple(batches(stream, shuffled=False, batch=10, seed=seed).sequences(step, 0, 10)[0][:, 0].tolist())
-
-    orders = [order(seed, step) for seed in (0, 1) for step in (0, 1, 2)]
-    assert len(set(orders)) == 6
-    assert order(0, 2) == orders[2], "random access gives what walking gave"
-
-
 @settings(deadline=None, max_examples=50)
 @given(
     step=st.integers(0, 50), ranks=st.sampled_from([1, 2, 3, 4, 6, 12]), seed=st.integers(0, 2**31), order=st.booleans()
@@ -70,10 +61,6 @@ def test_ranks_share_one_global_batch(stream, step, ranks, seed, order):
     ]
     assert torch.equal(torch.cat([inputs for inputs, _ in parts]), whole[0])
     assert torch.equal(torch.cat([targets for _, targets in parts]), whole[1])
-
-
-def test_the_whole_stream_can_be_one_sequence(stream):
-    assert batches(stream, context=103).sequences(5, 2, 1)[1][0, -1] == 103
 
 
 def test_a_stream_shorter_than_a_sequence_is_refused_with_the_next_step(stream):

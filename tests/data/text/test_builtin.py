@@ -1,7 +1,6 @@
 import json
 import sys
 
-from lapcli.data.text import builtin
 from lapcli.data.text.builtin import builtin_documents, builtin_text
 
 
@@ -16,22 +15,6 @@ def test_it_is_the_documentation_of_this_python():
     import textwrap
 
     assert textwrap.fill.__doc__.splitlines()[0] in module
-
-
-def test_it_is_extracted_once(tmp_path, monkeypatch):
-    (tmp_path / "a.py").write_text('"""A docstring that is long enough to be more than a heading."""\n')
-    monkeypatch.setattr(builtin.sysconfig, "get_path", lambda name: str(tmp_path))
-    extracted = []
-
-    def counted(folder):
-        extracted.append(folder)
-        yield from builtin_documents(folder)
-
-    monkeypatch.setattr(builtin, "builtin_documents", counted)
-    path = builtin_text()
-    assert len(extracted) == 1
-    assert builtin_text() == path
-    assert len(extracted) == 1
 
 
 def test_sources_are_never_run(tmp_path, monkeypatch):

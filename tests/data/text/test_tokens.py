@@ -3,47 +3,15 @@ import os
 import subprocess
 import sys
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support import HANG, start_process
 from text_support import TOKENIZER, documents, jsonl, source, story, write_stories
 
 from lapcli.data.text import tokens
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.data.text.tokens import describe_source, held_out, prepare_text, split_document
-from lapcli.recipe.schema import TextSource, TokenizerSection
+from lapcli.data.text.tokens import prepare_text
+from lapcli.recipe.schema import TokenizerSection
 from lapcli.runtime.errors import DataError
-
-
-@given(count=st.integers(2, 500), fraction=st.floats(0.001, 0.999), seed=st.none() | st.integers(0, 2**63 - 1))
-def test_at_least_one_document_on_either_side(count, fraction, seed):
-    held = held_out(count, fraction, seed)
-    assert 1 <= held.sum() <= count - 1
-    assert abs(held.sum() - count * fraction) <= 1
-    if seed is None:
-        assert (held == sorted(held)).all(), "a source in random order holds out its end"
-
-
-@settings(max_examples=300)
-@given(text=st.text(st.sampled_from("ab \n"), min_size=2), fraction=st.floats(0.01, 0.99))
-def test_a_cut_loses_and_repeats_nothing(text, fraction):
-    train, held = split_document(text, fraction)
-    assert train + held == text
-    assert train
-    assert held
-
-
-def test_the_cut_is_after_a_newline_near_the_share():
-    train, held = split_document("a line of text\n" * 100, 0.05)
-    assert len(held) == 75
-    assert train.endswith("\n")
-    assert split_document("word " * 100, 0.1)[0].endswith(" ")
-    assert split_document("a\n" + "x" * 98, 0.1) == ("a\n" + "x" * 88, "x" * 10), "a newline far away is not taken"
-    with pytest.raises(DataError, match="single character"):
-        split_document("a", 0.5)
 
 
 @pytest.fixture
@@ -58,15 +26,6 @@ def test_every_document_is_on_one_side_once(stories, shuffled):
     assert len(train) == 90
     assert sorted(train + held) == sorted(story(i) for i in range(100))
     assert (train == [story(i) for i in range(90)]) == shuffled
-
-
-def test_shuffling_and_splitting_follow_the_seed(stories):
-    first, again, other = (
-        prepare_text(source(stories, shuffle_seed=seed), TokenizerSection(vocab=270)) for seed in (1, 1, 2)
-    )
-    assert documents(first, "train") == documents(again, "train")
-    assert set(documents(first, "validation")) != set(documents(other, "validation"))
-    assert first.identity == again.identity != other.identity
 
 
 def test_the_last_of_several_files_is_held_out(tmp_path):
@@ -112,35 +71,13 @@ def test_one_text_is_cut_in_two(tmp_path):
     assert 0.03 < len(held) / len(text) < 0.07
 
 
-def test_documents_are_cropped_and_empty_ones_counted(tmp_path):
-    (tmp_path / "a.txt").write_text("\n---\n".join([*(story(i) for i in range(20)), "", ""]))
-    prepared = prepare_text(source(tmp_path / "a.txt", separator="---", crop=40), TOKENIZER)
-    assert sorted(documents(prepared, "train") + documents(prepared, "validation")) == sorted(
-        story(i)[:40] for i in range(20)
-    )
-    assert "2 empty" in prepared.description
-    pq.write_table(pa.table({"body": [story(1), None, story(2), ""] * 5}), tmp_path / "a.parquet")
-    prepared = prepare_text(source(tmp_path / "a.parquet", column="body"), TOKENIZER)
-    assert prepared.facts["documents"] == 10
-    assert "10 empty" in prepared.description
-
-
-@pytest.mark.parametrize("content", ["", "\n\n", '{"text": ""}\n{"text": null}\n'])
-def test_no_text_is_an_error(tmp_path, content):
-    (tmp_path / "a.jsonl").write_text(content)
+def test_no_text_is_an_error(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": null}\n')
     with pytest.raises(DataError, match=r"no text.*data\.train"):
         prepare_text(source(tmp_path), TOKENIZER)
     write_stories(tmp_path / "0.jsonl")  # the empty file is held out
     with pytest.raises(DataError, match="no text for validation"):
         prepare_text(source(tmp_path), TOKENIZER)
-
-
-def test_keys_that_do_nothing_are_refused(stories, tmp_path):
-    with pytest.raises(DataError, match=r"data\.separator"):
-        prepare_text(source(stories, separator="---"), TOKENIZER)
-    (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(DataError, match=r"data\.column"):
-        prepare_text(source(tmp_path / "a.txt", column="body"), TOKENIZER)
 
 
 def test_the_tokenizer_never_sees_what_is_held_out(tmp_path):
@@ -154,12 +91,6 @@ def test_the_tokenizer_never_sees_what_is_held_out(tmp_path):
     assert alone.sha256 == by_fraction.tokenizer.sha256
 
 
-def test_what_does_not_change_the_tokenizer_shares_it(stories, lap_cache):
-    for keys in ({}, {}, {"train_crop": 50}, {"train_chars": 1000}):
-        prepare_text(source(stories), TokenizerSection(vocab=280, **keys))
-    assert len(list((lap_cache / "tokenizers").glob("*/tokenizer.json"))) == 3
-
-
 def test_a_named_tokenizer_is_used(stories, tmp_path):
     path = tmp_path / "mine.json"
     mine = train_tokenizer(["other words"] * 3, 270, max_chars=10**9, crop=10**9)
@@ -168,14 +99,6 @@ def test_a_named_tokenizer_is_used(stories, tmp_path):
     assert prepared.tokenizer.sha256 == mine.sha256
     with pytest.raises(DataError, match=r"tokenizer\.vocab to 270"):
         prepare_text(source(stories), TokenizerSection(file=str(path), vocab=280))
-
-
-def test_an_edit_in_place_is_noticed(stories):
-    first = prepare_text(source(stories), TOKENIZER)
-    stories.write_text(stories.read_text().replace("once", "ONCE"))
-    edited = prepare_text(source(stories), TOKENIZER)
-    assert edited.identity != first.identity
-    assert "ONCE" in documents(edited, "train")[0]
 
 
 CHILD = """
@@ -221,17 +144,8 @@ def test_a_killed_build_never_looks_finished(stories, lap_cache, monkeypatch):
         process.communicate(timeout=HANG)
         assert process.returncode == -9, fault
         monkeypatch.setenv("LAP_CACHE", str(lap_cache / fault))
-        assert "the first run tokenises" in describe_source(source(stories), TOKENIZER)
         assert prepare_text(source(stories), TOKENIZER).identity == whole.identity
         assert list((lap_cache / fault).rglob("*.unfinished")) == []
-
-
-def test_two_processes_at_once_build_once(stories, tmp_path):
-    children = [child("none", stories, tmp_path / "cache") for _ in range(2)]
-    first, second = (process.communicate(timeout=HANG)[0] for process in children)
-    assert first == second
-    assert len(first.strip()) == 64
-    assert (tmp_path / "stories.jsonl.builds").read_text() == "x"
 
 
 def test_the_second_start_reads_no_text(stories, monkeypatch):
@@ -242,16 +156,6 @@ def test_the_second_start_reads_no_text(stories, monkeypatch):
     assert seen[-1][1] == seen[-1][2]
     monkeypatch.setattr(tokens, "read_documents", None)
     prepare_text(source(stories), TOKENIZER)
-
-
-def test_describing_touches_nothing(stories, lap_cache):
-    assert "the first run tokenises" in describe_source(source(stories), TOKENIZER)
-    assert "nowhere.txt" in describe_source(source("nowhere.txt"), TOKENIZER)
-    hub = TextSource(train="hub:a/b", files="s_{00..39}.parquet")
-    assert "40 files of the hub data set a/b, s_00.parquet to s_39.parquet" in describe_source(hub, TOKENIZER)
-    assert list(lap_cache.iterdir()) == []
-    prepare_text(source(stories), TOKENIZER)
-    assert "tokenised already" in describe_source(source(stories), TOKENIZER)
 
 
 def test_real_text_comes_back_whole(test_data):

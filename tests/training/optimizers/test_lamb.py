@@ -1,13 +1,8 @@
 """LAMB through our optimizers: timm's own on all groups at once, with a state that survives a save."""
 
-import copy
-
 import torch
-from image_support import image_recipe
-from safetensors.torch import save_file
 from timm.optim.lamb import Lamb
 
-from lapcli.objectives.classification import Classification
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.training.optimizers import Optimizers
 
@@ -59,43 +54,3 @@ def test_it_is_timms_lamb_with_one_norm_over_all_groups():
         stock.step()
     for name in named:
         assert torch.equal(named[name], other[name])
-
-
-def test_no_clip_in_the_recipe_is_no_clipping():
-    """Against a limit that no gradient reaches; timm's own default is 1."""
-
-    def trained(clip):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 6)
-        model.no_weight_decay = set
-        objective = Classification(image_recipe(optimizer={"name": "lamb", "clip": clip}))
-        objective.model = model
-        optimizers = Optimizers(objective.parameter_groups())
-        for step in range(3):
-            set_gradients(dict(model.named_parameters()), step)
-            optimizers.step()
-        return model.weight.detach()
-
-    assert torch.equal(trained(None), trained(1e6))
-    assert not torch.equal(trained(None), trained(1.0))
-
-
-def test_the_state_survives_a_save(tmp_path):
-    named = parameters()
-    optimizers = ours(named)
-    for step in range(3):
-        set_gradients(named, step)
-        optimizers.step()
-    state = copy.deepcopy(optimizers.state())
-    assert state["step/weight"].item() == 3
-    resumed = {name: torch.nn.Parameter(p.detach().clone()) for name, p in named.items()}
-    again = ours(resumed)
-    save_file(state, tmp_path / "state.safetensors")
-    again.load_state(tmp_path / "state.safetensors")
-    for step in range(3, 6):
-        for side, who in ((named, optimizers), (resumed, again)):
-            set_gradients(side, step)
-            who.step()
-    for name in named:
-        assert torch.equal(named[name], resumed[name])
-    assert all(torch.equal(a, b) for a, b in zip(optimizers.state().values(), again.state().values(), strict=True))

@@ -1,20 +1,11 @@
 """Muon against torch's, against plain Newton-Schulz in float64, and alone against shared over two processes."""
 
-from typing import Any
-
 import pytest
 import torch
-from support import ROOT, built
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lapcli.data.text.tokens import prepare_text
-from lapcli.objectives.language_model import LanguageModel
-from lapcli.recipe import load_recipe
-from lapcli.runtime.ranks import World
 from lapcli.training import muon
 from lapcli.training.muon import Muon, orthogonalise
-from lapcli.training.optimizers import Optimizers
 
 torch.set_num_threads(2)
 
@@ -49,22 +40,16 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 class TestOrthogonalise:
-    @pytest.mark.parametrize("shape", [(24, 24), (30, 24), (24, 47), (24, 48), (96, 24), (7, 100), (1, 8), (8, 1)])
-    @pytest.mark.parametrize("steps", [1, 3, 5])
+    @pytest.mark.parametrize("shape", [(24, 24), (24, 47), (96, 24), (7, 100), (8, 1)])
+    @pytest.mark.parametrize("steps", [1, 5])
     def test_against_float64(self, shape: tuple[int, int], steps: int) -> None:
         stack = draw((3, *shape))
         ours = orthogonalise(stack, steps, torch.float32)
         for G, X in zip(stack, ours, strict=True):
             torch.testing.assert_close(X.double(), newton_schulz(G, steps), atol=1e-5, rtol=0)
 
-    @pytest.mark.parametrize("steps", [0, 1, 5])
-    def test_through_the_gram_matrix_is_the_direct_way(self, steps: int) -> None:
-        X = draw((2, 12, 50), dtype=torch.float64)
-        X = X / torch.linalg.matrix_norm(X, keepdim=True)
-        torch.testing.assert_close(muon._through_gram(X, steps), muon._directly(X, steps), atol=1e-12, rtol=0)
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize("shape", [(64, 64), (256, 64), (64, 256), (64, 80)])
+    @pytest.mark.parametrize("shape", [(64, 64), (64, 256)])
     def test_singular_values_come_near_one_and_vectors_stay(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
         """Of matrices as well conditioned as gradients are; the quintic does not aim at exactly 1."""
         rows, columns = shape
@@ -79,8 +64,8 @@ class TestOrthogonalise:
         off_diagonal = inside - torch.diag(inside.diagonal())
         assert off_diagonal.abs().max() < (1e-4 if dtype == torch.float32 else 0.1)
 
-    @pytest.mark.parametrize("shape", [(128, 128), (128, 512), (512, 128), (128, 200)])
-    @pytest.mark.parametrize("decay", [0.5, 1.0, 2.0])
+    @pytest.mark.parametrize("shape", [(128, 128), (512, 128)])
+    @pytest.mark.parametrize("decay", [0.5, 2.0])
     def test_steep_spectra_in_bf16(self, shape: tuple[int, int], decay: float) -> None:
         """Singular values i^-decay, as steep as those of gradients: small ones lie below bf16's rounding."""
         G = with_spectrum(shape, torch.arange(1, 129, dtype=torch.float64) ** -decay).float()
@@ -95,9 +80,6 @@ class TestOrthogonalise:
         ours = orthogonalise(G[None].float(), steps, torch.float32)[0].double()
         expected = newton_schulz(G, steps)
         assert (ours - expected).norm() < 0.01 * expected.norm()
-
-    def test_zero_stays_zero(self) -> None:
-        assert not orthogonalise(torch.zeros(2, 4, 12), 5, torch.float32).any()
 
 
 def train(optimizer: torch.optim.Optimizer, params: list[Tensor], steps: int) -> None:
@@ -138,16 +120,6 @@ class TestStep:
             torch.testing.assert_close(p.double(), W, atol=1e-5, rtol=0)
             torch.testing.assert_close(optimizer.state[p]["momentum"].double(), m, atol=1e-6, rtol=0)
 
-    def test_momentum_can_change_between_steps(self) -> None:
-        p = draw((6, 6))
-        optimizer = Muon([p], lr=0.1, momentum=0.0)
-        train(optimizer, [p], steps=1)
-        first = draw((6, 6), seed=0)
-        torch.testing.assert_close(optimizer.state[p]["momentum"], first)
-        optimizer.param_groups[0]["momentum"] = 0.75
-        train(optimizer, [p], steps=1)
-        torch.testing.assert_close(optimizer.state[p]["momentum"], 0.75 * first + 0.25 * first)
-
     def test_stacks_of_any_size_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         results = []
         for largest in (1, 2 * 24 * 24, 2**26):
@@ -157,14 +129,6 @@ class TestStep:
             results.append(torch.stack(params))
         torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=0)
         torch.testing.assert_close(results[0], results[2], atol=1e-6, rtol=0)
-
-    def test_a_parameter_without_gradient_stays(self) -> None:
-        moving, resting = draw((4, 4)), draw((4, 4), seed=1)
-        before = resting.clone()
-        moving.grad = draw((4, 4), seed=2)
-        Muon([moving, resting], lr=0.1).step()
-        assert torch.equal(resting, before)
-        assert not torch.equal(moving, draw((4, 4)))
 
     def test_precision_can_be_asked_for(self) -> None:
         """bf16 is not float32, moves weights that stay float32, and is what torch's does."""
@@ -177,67 +141,3 @@ class TestStep:
         moved = (exact - start).norm()
         assert (ours - theirs).norm() < 0.02 * moved
         assert (ours - exact).norm() > 1e-4 * moved
-
-
-class TensorCores(TorchDispatchMode):
-    """Products of bf16 matrices as tensor cores take them: exact factors, sums in float32, one rounding at the end.
-
-    A processor without bf16 arithmetic takes ten times as long for the same.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default) and args[0].dtype == torch.bfloat16:
-            return func(*(x.float() if isinstance(x, Tensor) else x for x in args), **(kwargs or {})).bfloat16()
-        return func(*args, **(kwargs or {}))
-
-
-def test_tensor_cores_are_emulated() -> None:
-    """Within one rounding of what this processor gives."""
-    stack = (draw((2, 40, 60)) / 10).bfloat16()
-    plain = torch.baddbmm(stack, stack @ stack.mT, stack, beta=2, alpha=3)
-    with TensorCores():
-        emulated = torch.baddbmm(stack, stack @ stack.mT, stack, beta=2, alpha=3)
-    assert emulated.dtype == torch.bfloat16
-    torch.testing.assert_close(emulated, plain, rtol=2**-7, atol=2**-6)
-
-
-@pytest.mark.slow
-class TestQuickstart:
-    """The quickstart at half its width on a quarter of its batch, step by step without the loop around it."""
-
-    STEPS, CAPTURED = 24, 5
-
-    def run(self, precision: str) -> tuple[float, list[Tensor]]:
-        """The mean of the last losses, and the gradients of all matrices in the first steps."""
-        cut = ["model.width=128", "train.batch=2", "train.micro_batch=2", "train.steps=40"]
-        recipe: Any = load_recipe(
-            ROOT / "recipes" / "quickstart.yaml", [*cut, f"optimizer.newton_schulz_precision={precision}"]
-        )
-        data = prepare_text(recipe.data, recipe.tokenizer)
-        objective = built(LanguageModel, recipe, data, World(0, 1, torch.device("cpu")))
-        optimizers = Optimizers(objective.parameter_groups())
-        losses, gradients = [], []
-        for step in range(self.STEPS):
-            optimizers.set_learning_rates(objective.learning_rate_multiplier(step))
-            optimizers.set_options(step)
-            loss = objective.loss(objective.batch(step, 0))
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(objective.model.parameters(), recipe.optimizer.clip)
-            if step < self.CAPTURED:
-                matrices = optimizers.groups[0].parameters.values()
-                gradients += [p.grad.clone() for p in matrices if p.grad is not None and p.grad.any()]
-            with TensorCores():
-                optimizers.step()
-            optimizers.zero_grad()
-            losses.append(loss.item())
-        return sum(losses[-4:]) / 4, gradients
-
-    def test_bf16_follows_float32(self) -> None:
-        loss, gradients = self.run("float32")
-        assert len(gradients) > self.CAPTURED * 6
-        assert self.run("bf16")[0] == pytest.approx(loss, rel=0.01)
-        for G in gradients:
-            with TensorCores():
-                rounded = orthogonalise(G[None], 5, torch.bfloat16)[0].double()
-            assert torch.linalg.svdvals(rounded)[0] < 1.4
-            assert cosine(rounded, orthogonalise(G[None], 5, torch.float32)[0].double()) > 0.99

@@ -1,12 +1,10 @@
 """All groups stepped together, and a state of plain named tensors that gives back the very same run."""
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from lapcli.objectives.objective import ParameterGroup
-from lapcli.runtime.errors import DataError
 from lapcli.training.optimizers import Optimizers
 
 torch.set_num_threads(2)
@@ -89,29 +87,3 @@ def test_adamw_by_hand() -> None:
         corrected = (m / (1 - 0.8 ** (step + 1))) / ((v / (1 - 0.95 ** (step + 1))).sqrt() + 1e-10)
         W = W - 0.1 / (step + 1) * corrected
     torch.testing.assert_close(named["embed.weight"].double(), W, atol=1e-5, rtol=0)
-
-
-def test_learning_rate_of_nothing_moves_nothing() -> None:
-    named = parameters()
-    optimizers = optimizers_of(named)
-    optimizers.set_learning_rates(0.0)
-    for p in named.values():
-        p.grad = torch.ones_like(p)
-    optimizers.step()
-    for name, p in parameters().items():
-        assert torch.equal(named[name], p)
-
-
-def test_zero_grad_frees_the_gradients() -> None:
-    named = parameters()
-    optimizers = optimizers_of(named)
-    train(optimizers, named, range(1))
-    assert all(p.grad is None for p in named.values())
-
-
-def test_a_state_of_another_model_is_refused(tmp_path) -> None:
-    optimizers = optimizers_of(parameters())
-    state = {**optimizers.state(), "momentum/blocks.9.attn.q.weight": torch.zeros(2, 2)}
-    save_file(state, tmp_path / "state.safetensors")
-    with pytest.raises(DataError, match=r"momentum/blocks\.9\.attn\.q\.weight is not a tensor of the model"):
-        optimizers.load_state(tmp_path / "state.safetensors")

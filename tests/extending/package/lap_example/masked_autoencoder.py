@@ -25,7 +25,7 @@ from lapcli.recipe.section import Size, combination
 from lapcli.recipe.vision import CosineSchedule, ImageFiles
 from lapcli.runs import Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy
-from lapcli.runtime.progress import Progress, shown_progress
+from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 
 
@@ -89,8 +89,7 @@ class MaskedAutoencoder(Objective[AutoencoderRecipe]):
 
     def prepare(self, world: World, run: Run, initial: Any) -> dict[str, Any]:
         self.world, recipe, size = world, self.recipe, self.recipe.model.image
-        with shown_progress(world.is_main) as progress:
-            self.data = open_images(recipe.data, None, progress)
+        self.data = open_images(recipe.data, None)
         train = recipe.train
         self.batches = self.plan_batches(world.size)
         self._images = ImageBatches(
@@ -101,8 +100,7 @@ class MaskedAutoencoder(Objective[AutoencoderRecipe]):
         transform = evaluation_transform(recipe.data, size)
         self._train = Reader(self.data.train, transform, size, recipe.seed)
         self._validation = Reader(self.data.validation, transform, size, None)
-        self.notes = self.data.notes(size)
-        return self.data.facts(size)
+        return {"data": self.data.description, "data_sha256": self.data.identity}
 
     def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
         train = self.recipe.train
@@ -176,4 +174,4 @@ class MaskedAutoencoder(Objective[AutoencoderRecipe]):
 
     @classmethod
     def fetch(cls, recipe: AutoencoderRecipe, progress: Progress) -> dict[str, Any]:
-        return {"train_images": len(open_images(recipe.data, None, progress).train)}
+        return {"train_images": len(open_images(recipe.data, None).train)}
