@@ -1,11 +1,15 @@
 """Tiny models for the tests of the analyses, every weight drawn: where outputs are zero, heads would add nothing."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import timm
 import torch
 
 import lapcli
+from lapcli.analysis.measurement import Settings
+from lapcli.measures.capture import Batch, Capture
+from lapcli.models.anatomy import anatomy_of
 from lapcli.models.gpt import GPT, GPTConfig
 
 
@@ -37,6 +41,42 @@ def vit(laplacian_heads, name="deit3_base_patch16_224", **options: Any):
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
     return lapcli.laplacianize(model.eval(), laplacian_heads), torch.randn(2, 3, 8, 8)
+
+
+class _Feed:
+    """Takes listeners as a capture does; the test passes them what it likes."""
+
+    def __init__(self):
+        self.listeners = []
+
+    def on_tokens(self, site, listener):
+        self.listeners.append(listener)
+
+    on_labelled_tokens = on_tokens
+
+
+def of_tokens(kind, parts, **examples):
+    """The result of a measurement over batches of tokens, or of (tokens, labels, first)."""
+    anatomy = SimpleNamespace(layers=1, width=parts[0][0].shape[-1])
+    opened = SimpleNamespace(anatomy=anatomy, examples=SimpleNamespace(**examples))
+    feed = _Feed()
+    result = kind(opened, Settings()).measure(feed, 0)
+    for part in parts:
+        for listener in feed.listeners:
+            listener(*part) if isinstance(part, tuple) else listener(part, None)
+    return result()
+
+
+def measured(kind, model, inputs):
+    """The results of a measurement in each layer of a model, over its inputs one by one."""
+    anatomy = anatomy_of(model)
+    measurement, capture = (
+        kind(SimpleNamespace(anatomy=anatomy, plan=anatomy.plan), Settings(layer="all")),
+        Capture(anatomy),
+    )
+    results = [measurement.measure(capture, layer) for layer in measurement.layers]
+    capture.run([Batch(inputs[place : place + 1], None, place) for place in range(len(inputs))])
+    return [result() for result in results]
 
 
 class WithoutFloat64(torch.Tensor):

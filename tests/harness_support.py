@@ -1,6 +1,5 @@
 """A tiny GPT with random weights as a finished run, benchmark files of a few rows, and processes that evaluate."""
 
-import csv
 import gzip
 import json
 import os
@@ -78,10 +77,9 @@ def arc_rows(count: int = 7) -> list[dict[str, Any]]:
     for number in range(count):
         labels = ["ABCD", "1234", "ABC", "ABCDE"][number % 4]
         stem = QUOTING if number == 2 else f"Which {draw.choice(WORDS)} has more {draw.choice(WORDS)} number {number}?"
-        choices = [{"text": " ".join(draw.sample(WORDS, draw.randint(1, 3))), "label": label} for label in labels]
-        rows.append(
-            {"id": f"q{number}", "question": {"stem": stem, "choices": choices}, "answerKey": draw.choice(labels)}
-        )
+        texts = [" ".join(draw.sample(WORDS, draw.randint(1, 3))) for _ in labels]
+        choices = {"text": texts, "label": list(labels)}
+        rows.append({"id": f"q{number}", "question": stem, "choices": choices, "answerKey": draw.choice(labels)})
     return rows
 
 
@@ -102,31 +100,34 @@ def humaneval_rows() -> list[dict[str, str]]:
 
 
 def write_benchmarks(folder: Path) -> Path:
-    """Every benchmark in the form in which its authors give it away, with a few rows."""
-    for name in ("ARC-Easy", "ARC-Challenge"):
-        (folder / "arc" / name).mkdir(parents=True)
-        lines = "".join(json.dumps(row) + "\n" for row in arc_rows(7 if name == "ARC-Easy" else 5))
-        (folder / "arc" / name / f"{name}-Test.jsonl").write_text(lines)
+    """Every benchmark in the hub's form, with a few rows."""
+
+    def write(place: str, rows: list[dict[str, Any]]) -> None:
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    for name, count in (("ARC-Easy", 7), ("ARC-Challenge", 5)):
+        write(f"arc/{name}/test.jsonl", arc_rows(count))
     for split, count in (("test", 3), ("dev", 2)):
-        (folder / "mmlu" / split).mkdir(parents=True)
-        for subject in ("astronomy", "virology"):
-            with (folder / "mmlu" / split / f"{subject}_{split}.csv").open("w", newline="") as file:
-                for n in range(count):
-                    csv.writer(file).writerow([f"{subject} {n}, which?", *WORDS[n : n + 4], "ABCD"[n % 4]])
-    (folder / "gsm8k").mkdir()
+        rows = [
+            {"question": f"{subject} {n}, which?", "subject": subject, "choices": WORDS[n : n + 4], "answer": n % 4}
+            for subject in ("astronomy", "virology")
+            for n in range(count)
+        ]
+        write(f"mmlu/all/{split}.jsonl", rows)
     for split, count in (("test", 5), ("train", 6)):
         rows = [
             {"question": f"What is {n} and {n}?", "answer": f"<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"}
             for n in range(count)
         ]
-        (folder / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write(f"gsm8k/main/{split}.jsonl", rows)
     (folder / "humaneval").mkdir()
     with gzip.open(folder / "humaneval" / "HumanEval.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in humaneval_rows())
     return folder
 
 
-QUICK = {"samples": 3, "max_tokens": 6}
+QUICK = {"set": ["sampling.samples=3", "sampling.max_tokens=6"]}
 
 
 def evaluated(
@@ -138,7 +139,7 @@ def evaluated(
     from lapcli.objectives.loading import find_checkpoint
 
     request = new_request(run, tasks, batch=batch, data=data, limit=limit, **options)
-    return evaluate_run(request, find_checkpoint(run, "last")).to_dict()
+    return evaluate_run(request, find_checkpoint(run, "last"))
 
 
 def samples_of(result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ class Pixels(Backbone):
     """The class token is the red channel itself; a patch is its mean colour. `seen` counts the images."""
 
     def __init__(self, image: int = 8, patch: int = 2, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)):
-        self.model, self.name, self.device, self.has_class_token = nn.Identity(), "pixels", CPU, True
+        self.model, self.name, self.device = nn.Identity(), "pixels", CPU
         self.width, self.patch, self.image, self.mean, self.std = image * image, patch, image, list(mean), list(std)
         self.seen = 0
 
@@ -29,7 +29,7 @@ class Colours(Backbone):
     """Patch tokens are the mean colours of the patches."""
 
     def __init__(self, patch: int = 4):
-        self.model, self.name, self.device, self.has_class_token = nn.Identity(), "colours", CPU, False
+        self.model, self.name, self.device = nn.Identity(), "colours", CPU
         self.width, self.patch, self.image, self.mean, self.std = 3, patch, 16, [0.5] * 3, [0.25] * 3
 
     def tokens(self, images_BCHW):

@@ -78,7 +78,7 @@ def settings_of(recipe: Path, over: Any = None, options: Sequence[str] = (), **g
     return Settings(**{"name": "s", "space": space, "metric": "validation_loss", "trials": 3, **given})
 
 
-def search_of(recipe: Path, runs: Path | None = None, **given: Any) -> Search:
+def search_of(recipe: Path, runs: Path, **given: Any) -> Search:
     return Search(settings_of(recipe, **given), runs)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lapcli.analysis.analyzed_models import AnalyzedModel
-from lapcli.analysis.drawing import FORMS, labels, save_figure
+from lapcli.analysis.drawing import labels, save_figure
 from lapcli.analysis.measurement import CONDITIONS, LayerResult, Measurement, NotApplicable, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
 from lapcli.heads.plan import HeadPlan
@@ -61,7 +61,6 @@ class ModelResult:
                     **result.values,
                     **{name: [_none_if_nan(v) for v in values.tolist()] for name, values in result.series.items()},
                     **result.words,
-                    "notes": result.notes,
                 }
                 for layer, result in self.layers.items()
             ],
@@ -90,15 +89,6 @@ class Analysis:
             "runs": [run.to_dict() for run in self.runs],
         }
 
-    def notes(self) -> list[str]:
-        """Return each note once, with the first place where it occurs."""
-        places: dict[str, list[str]] = {}
-        for run in self.runs:
-            for layer, result in run.layers.items():
-                for note in result.notes:
-                    places.setdefault(note, []).append(f"{run.model.name} layer {layer}")
-        return [f"{note} ({seen[0]}{' and others' if len(seen) > 1 else ''})" for note, seen in places.items()]
-
 
 def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], settings: Settings) -> list[Analysis]:
     """Measure all models. `what`: names of measurements; None: all that fit every model."""
@@ -125,7 +115,7 @@ def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, ski
     opened = model.open()
     examples, origin = opened.examples, opened.examples.origin
     capture = Capture(opened.anatomy, model.name)
-    accumulators = {}
+    measured = {}
     for name in names:
         try:
             measurement = MEASUREMENTS[name](opened, settings)
@@ -134,15 +124,15 @@ def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, ski
                 raise
             print(f"left out: {error}", file=sys.stderr, flush=True)
             continue
-        accumulators[name] = {layer: measurement.listen(capture, layer) for layer in measurement.layers}
-    if any(MEASUREMENTS[name].reads_tokens for name in accumulators):
+        measured[name] = {layer: measurement.measure(capture, layer) for layer in measurement.layers}
+    if any(MEASUREMENTS[name].reads_tokens for name in measured):
         with shown_progress() as progress:
             capture.run(examples.batches(), lambda done: progress(f"analysing {model.name}", done, len(examples)))
     return {
         name: ModelResult(
             model,
             opened.plan,
-            {layer: accumulator.result() for layer, accumulator in by_layer.items()},
+            {layer: result() for layer, result in by_layer.items()},
             capture.sequences,
             capture.tokens,
             origin.description,
@@ -150,7 +140,7 @@ def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, ski
             origin.split,
             examples.classes,
         )
-        for name, by_layer in accumulators.items()
+        for name, by_layer in measured.items()
     }
 
 
@@ -159,14 +149,14 @@ def _none_if_nan(value: float) -> float | None:
     return value if value == value else None
 
 
-def write_analysis(analysis: Analysis, folder: Path, forms: Sequence[str] = FORMS[:2]) -> list[Path]:
+def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{analysis.what}.json", analysis.to_dict())
     write_text(folder / f"{analysis.what}.csv", to_csv(analysis))
     for measured in analysis.runs:
         if measured.model.path is not None and measured.model.weights == "trained":
             add_rows(read_run(measured.model.path), _rows(analysis, measured))
-    return [*(folder / f"{analysis.what}.{form}" for form in ("json", "csv")), *save_figure(analysis, folder, forms)]
+    return [*(folder / f"{analysis.what}.{form}" for form in ("json", "csv")), *save_figure(analysis, folder)]
 
 
 def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
@@ -239,7 +229,6 @@ def to_text(analysis: Analysis, paths: list[Path]) -> str:
         *wrapped(f"({settings}; {measured})", indent="  "),
         "",
         to_table(analysis),
-        *(line for note in analysis.notes() for line in wrapped(note, "note: ", indent="  ")),
         *wrapped(f"written to {paths[0].parent}: {', '.join(path.name for path in paths)}", indent="  "),
     ]
     return "\n".join(lines)

@@ -41,8 +41,6 @@ class Selection:
     data: str | None = None
     split: str = "validation"
     limit: int | None = None
-    batch: int | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,6 @@ def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
         DataOrigin(data.description, data.identity, selection.split),
         context=model.config.context,
         limit=selection.limit or SEQUENCES,
-        batch=selection.batch,
         device=loaded.device,
     )
 
@@ -154,7 +151,7 @@ def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
     source, size = loaded.images, loaded.image_size
     assert source is not None
     assert size is not None
-    batch = selection.batch or loaded.validation_batch or IMAGES_AT_ONCE
+    batch = loaded.validation_batch or IMAGES_AT_ONCE
     if selection.data is not None:
         changes = {
             "train": selection.data,
@@ -171,7 +168,6 @@ def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
         size,
         DataOrigin(data.description, images.identity(), selection.split),
         limit=selection.limit,
-        seed=selection.seed,
         batch=batch,
         device=loaded.device,
         workers=0 if loaded.run is None else count_workers(source.workers, loaded.device),
@@ -184,7 +180,7 @@ def _stock(name: str, selection: Selection) -> AnalyzedModel:
 
     def open_() -> OpenedModel:
         device = torch.device(pick_device("auto"))
-        seed = selection.seed if selection.init else None
+        seed = 0 if selection.init else None
         loaded = open_timm(name, device, seed=seed, with_classifier=True)
         digits = replace(selection, data=selection.data or "builtin")
         return OpenedModel(anatomy_of(loaded.module), _images(loaded, digits))

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_bytes
 
 if TYPE_CHECKING:
@@ -49,25 +48,16 @@ FORMS = ("png", "svg", "pdf")
 UNDATED: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
 
 
-def forms_of(text: str) -> tuple[str, ...]:
-    """Parse one file format or several with commas between them."""
-    forms = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
-    for form in forms:
-        if form not in FORMS:
-            raise UsageError(f"--format {form[:20]!r} is not a figure format; use one of {', '.join(FORMS)}")
-    return forms
-
-
-def save_figure(analysis: Analysis, folder: Path, forms: Sequence[str] = FORMS[:2]) -> list[Path]:
-    """Write the figure in each format and return the paths; an empty list if there is nothing to show."""
+def save_figure(analysis: Analysis, folder: Path) -> list[Path]:
+    """Write the figure as PNG and SVG and return the paths; an empty list if there is nothing to show."""
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
         figure = analysis.measurement.draw(analysis)
         if figure is None:
             return []
-        paths = [folder / f"{analysis.what}.{form}" for form in forms]
-        for path, form in zip(paths, forms, strict=True):
+        paths = [folder / f"{analysis.what}.{form}" for form in FORMS[:2]]
+        for path, form in zip(paths, FORMS[:2], strict=True):
             content = io.BytesIO()
             figure.savefig(content, format=form, bbox_inches="tight", dpi=160, metadata=UNDATED.get(form))
             write_bytes(path, content.getvalue())

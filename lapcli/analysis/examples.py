@@ -64,14 +64,13 @@ class TextExamples:
         *,
         context: int,
         limit: int,
-        batch: int | None,
         device: torch.device,
     ) -> None:
         self.origin, self._device, self._tokenizer = origin, device, tokenizer
         # `shuffled`: the first sequences of the stream in its stored order, whatever the seed and the batch size.
         self._sequences = TokenBatches(stream, context=context, batch=1, seed=0, shuffled=True)
         self._count = min(limit, self._sequences.sequences_per_epoch)
-        self._batch = batch or max(1, TOKENS_AT_ONCE // context)
+        self._batch = max(1, TOKENS_AT_ONCE // context)
         # Decoded when a name is shown: a vocabulary has tens of thousands.
         self.classes = _TokenNames(tokenizer)
 
@@ -104,7 +103,7 @@ class _TokenNames(Sequence[str]):
 
 
 class ImageExamples:
-    """Images as they are evaluated: resized, cropped, not augmented; `limit` takes a seeded choice of them."""
+    """Images as they are evaluated: resized, cropped, not augmented; `limit` takes a random choice, always the same."""
 
     by_token = False  # each sequence has a class
 
@@ -116,7 +115,6 @@ class ImageExamples:
         origin: DataOrigin,
         *,
         limit: int | None,
-        seed: int,
         batch: int,
         device: torch.device,
         workers: int = 0,
@@ -128,7 +126,7 @@ class ImageExamples:
         self._batch, self._workers = batch, workers
         count = len(images) if limit is None else min(limit, len(images))
         # A random choice: with a folder for each class, the first images would all be of one class.
-        self._indices = np.sort(np.random.default_rng([seed, len(images)]).permutation(len(images))[:count])
+        self._indices = np.sort(np.random.default_rng([0, len(images)]).permutation(len(images))[:count])
 
     def __len__(self) -> int:
         return len(self._indices)

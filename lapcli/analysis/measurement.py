@@ -8,10 +8,10 @@ declarations and must answer at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
     from lapcli.analysis.analyzed_models import OpenedModel
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 SPREAD = 6  # at most this many layers in a figure that shows some of them
 
-Value = float | int | None  # None: not defined for this input; a note says why
+Value = float | int | None  # None: not defined for this input, such as the cosine of tokens that are all zero
 
 
 @dataclass
@@ -41,17 +40,6 @@ class LayerResult:
     points: dict[str, np.ndarray] = field(default_factory=dict)  # of a scatter plot: N x 2 places, N classes
     words: dict[str, list[str]] = field(default_factory=dict)  # by head, one word each
     pictures: list[Any] = field(default_factory=list)  # only for the figure, not written to files
-    notes: list[str] = field(default_factory=list)
-
-
-class Accumulator(Protocol):
-    """Collects what a measurement needs of one layer while the model runs."""
-
-    def result(self) -> LayerResult: ...
-
-
-class TokenAccumulator(Accumulator, Protocol):
-    def update(self, tokens_BTD: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -60,10 +48,8 @@ class Settings:
 
     layer: str | None = None  # None: the measurement's `default_layers`
     tokens: Literal["all", "patch", "class"] = "all"
-    norm: Literal["before", "after"] | None = None  # None: the measurement's `default_norm`
     classes: str | None = None
     image: Sequence[Path] = ()
-    seed: int = 0
     subject: Mapping[str, Any] = field(default_factory=dict)  # checkpoint, data, split and limit, unless the default
 
     @property
@@ -83,8 +69,8 @@ class Settings:
         return replace(self, **{name: default for name, default in DEFAULTS.items() if name not in names})
 
 
-DEFAULTS: dict[str, Any] = {name: getattr(Settings(), name) for name in ("layer", "tokens", "norm", "classes", "image")}
-CONDITIONS = ("tokens", "norm")  # reports do not compare numbers that were measured with different values of them
+DEFAULTS: dict[str, Any] = {name: getattr(Settings(), name) for name in ("layer", "tokens", "classes", "image")}
+CONDITIONS = ("tokens",)  # reports do not compare numbers that were measured with different values of it
 
 
 class NotApplicable(UsageError):
@@ -96,18 +82,18 @@ class Measurement:
 
     `lap analyze NAME` takes those of the `Settings` that `options` names; `definition` goes to the output. The
     measurement is for models that give all of `needs` (the names in `recipe/schema.py`). Without --layer it measures
-    `default_layers` (last, all or spread); without --norm it takes tokens before or after the model's last norm, as
-    `default_norm` says. `columns` are the values in the table of the terminal, with their headings. `counts` are values
-    that describe the data and not the model; reports leave them out. `order` is its place in lists.
+    `default_layers` (last, all or spread), of tokens before or after the model's last norm, as `norm` says. `columns`
+    are the values in the table of the terminal, with their headings. `counts` are values that describe the data and not
+    the model; reports leave them out. `order` is its place in lists.
     """
 
     name: ClassVar[str]
     help: ClassVar[str]
     definition: ClassVar[str]
-    options: ClassVar[tuple[str, ...]] = ("layer", "tokens", "norm")
+    options: ClassVar[tuple[str, ...]] = ("layer", "tokens")
     needs: ClassVar[frozenset[str]] = frozenset()
     default_layers: ClassVar[str] = "last"
-    default_norm: ClassVar[Literal["before", "after"]] = "before"
+    norm: ClassVar[Literal["before", "after"]] = "before"
     columns: ClassVar[Mapping[str, str]]
     counts: ClassVar[frozenset[str]] = frozenset()
     reads_tokens: ClassVar[bool] = True  # else the weights alone, without a forward
@@ -128,14 +114,8 @@ class Measurement:
         if tokens != "all" and not (anatomy.has_class_token if tokens == "class" else anatomy.prefix_tokens):
             raise UsageError(f"--tokens {tokens}: this model has no class token; use --tokens all")
 
-    def listen(self, capture: Capture, layer: int) -> Accumulator:
-        """Add listeners for one layer; the accumulator's `result` is called after the capture has run."""
-        accumulator = self.token_accumulator()
-        capture.on_tokens(self.site(layer), lambda tokens, _: accumulator.update(tokens))
-        return accumulator
-
-    def token_accumulator(self) -> TokenAccumulator:
-        """Return the accumulator of one layer, if the tokens of `site` are enough; others override `listen`."""
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        """Add listeners for one layer; return the function that gives its result after the capture has run."""
         raise NotImplementedError
 
     @classmethod
@@ -152,17 +132,12 @@ class Measurement:
     def described_settings(cls, settings: Settings) -> dict[str, Any]:
         """Return the values of the measurement's options, for the output."""
         values = {name: getattr(settings, name) for name in cls.options}
-        defaults = {"layer": cls.default_layers, "norm": cls.default_norm}
-        values |= {name: values[name] or default for name, default in defaults.items() if name in values}
+        values |= {"layer": settings.layer or cls.default_layers}
         values |= {name: [str(item) for item in value] for name, value in values.items() if isinstance(value, tuple)}
-        return {**values, "seed": settings.seed, **settings.subject}
-
-    @property
-    def norm(self) -> str:
-        return self.settings.norm or self.default_norm
+        return {**values, "norm": cls.norm, **settings.subject}
 
     def site(self, layer: int) -> Site:
-        """Return the output of a block, as --tokens and --norm choose it."""
+        """Return the output of a block, as --tokens chooses it."""
         from lapcli.measures.capture import Site
 
         return Site(layer, "output", self.settings.tokens, self.norm)

@@ -26,12 +26,12 @@ DRAWN = 900  # at most, in a panel
 class TokenSample:
     """A random sample of at most `size` tokens of the classes in `classes`.
 
-    Every token has a random number keyed by (seed, its sequence), and those with the smallest are kept: the same tokens
+    Every token has a random number keyed by its sequence, and those with the smallest are kept: the same tokens
     in every layer and for every batch size.
     """
 
-    def __init__(self, classes: list[int], seed: int, size: int = POINTS) -> None:
-        self._classes, self._seed, self._size = np.array(sorted(classes)), seed, size
+    def __init__(self, classes: list[int], size: int = POINTS) -> None:
+        self._classes, self._size = np.array(sorted(classes)), size
         self._key = np.empty(0)
         self._class = np.empty(0, dtype=np.int64)
         self._tokens: np.ndarray | None = None
@@ -40,7 +40,7 @@ class TokenSample:
         """Add tokens. Labels: B of sequences, or B x T of tokens; `first` is the number of the first sequence."""
         B, T, D = tokens_BTD.shape
         labels_BT = labels.cpu().numpy() if labels.ndim == 2 else np.repeat(labels.cpu().numpy()[:, None], T, axis=1)
-        key_BT = np.stack([np.random.default_rng([self._seed, first + row]).random(T) for row in range(B)])
+        key_BT = np.stack([np.random.default_rng([0, first + row]).random(T) for row in range(B)])
         wanted = np.isin(labels_BT, self._classes).reshape(-1)
         if len(self._key) == self._size:  # most later tokens do not enter a full sample and need not be copied
             wanted &= key_BT.reshape(-1) < self._key.max()
@@ -59,14 +59,14 @@ class TokenSample:
 
 
 def chosen_classes(settings: Settings, examples: Examples, count: int) -> list[int]:
-    """Return the classes of --classes, else `count` of the data: drawn by seed, or the most frequent tokens."""
+    """Return the classes of --classes, else `count` of the data: a random choice, or the most frequent tokens."""
     names, given = examples.classes, settings.classes
     if given is None:
         counts = examples.class_counts()
         if examples.by_token:
             order = np.argsort(-counts, kind="stable")
         else:
-            order = np.random.default_rng(settings.seed).permutation(len(counts))
+            order = np.random.default_rng(0).permutation(len(counts))
         return [int(index) for index in order if counts[index] > 0][:count]
     chosen = []
     for part in (part.strip() for part in given.split(",")):

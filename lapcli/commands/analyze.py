@@ -79,34 +79,25 @@ def analyze(
         int | None,
         typer.Option("--limit", min=1, help="Sequences or images.", show_default="512 of text, all images"),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Sequences or images per forward pass.")] = None,
     layer: Annotated[
         str | None, typer.Option("--layer", help="last, all, 3, 0,5,11 or 6-11; from 0, -1 is the last.")
     ] = None,
     tokens: Annotated[
         Literal["all", "patch", "class"], typer.Option("--tokens", help="Which tokens of an image.")
     ] = "all",
-    norm: Annotated[
-        Literal["before", "after"] | None, typer.Option("--norm", help="Before or after the model's last norm.")
-    ] = None,
     classes: Annotated[
         str | None, typer.Option("--classes", metavar="A,B,C", help="Names or numbers of classes: simplex and pca.")
     ] = None,
     image: Annotated[
         list[Path] | None, typer.Option("--image", help="An image file, for features; repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of what is shown and of --limit.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results.", show_default="RUN/analysis")
     ] = None,
-    format_: Annotated[
-        str, typer.Option("--format", metavar="png,svg,pdf", help="File formats of the figure.")
-    ] = "png,svg",
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure the tokens of runs and draw the paper's figures."""
-    from lapcli.analysis.drawing import forms_of
     from lapcli.analysis.measurement import DEFAULTS, Settings
     from lapcli.analysis.measurements import MEASUREMENTS
     from lapcli.recipe import OBJECTIVES
@@ -119,11 +110,11 @@ def analyze(
             raise UsageError(f"--image {path} does not exist; name a file with an image")
     usual = {"checkpoint": "last", "data": None, "split": "validation", "limit": None}
     given: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "split": split, "limit": limit}
-    settings = Settings(layer, tokens, norm, classes, tuple(image or ()), seed)
+    settings = Settings(layer, tokens, classes, tuple(image or ()))
     if what != ALL and (unused := settings.given(*(DEFAULTS.keys() - set(MEASUREMENTS[what].options)))):
         raise UsageError(f"--{min(unused)} has no effect for {what}; leave it out")
     settings = replace(settings, subject={key: value for key, value in given.items() if value != usual[key]})
-    forms, where = forms_of(format_), runs_dir or default_runs_dir()
+    where = runs_dir or default_runs_dir()
     named = [*(names or []), *(run or [])]
     runs = [named_run(where, str(path)) for path in find_paths(named, where)] if named else []
     if not named and not model:
@@ -136,10 +127,10 @@ def analyze(
     from lapcli.analysis.analyze import analyze, to_text, write_analysis
     from lapcli.analysis.analyzed_models import Selection, find_models, results_folder
 
-    models = find_models(Selection(model or (), init, batch=batch, seed=seed, **given), runs)
+    models = find_models(Selection(model or (), init, **given), runs)
     analyses = analyze(None if what == ALL else [what], models, settings)
     folder = out or results_folder(models, where) / settings.variant
-    written = {analysis.what: write_analysis(analysis, folder, forms) for analysis in analyses}
+    written = {analysis.what: write_analysis(analysis, folder) for analysis in analyses}
     if as_json:
         records = [analysis.to_dict() for analysis in analyses]
         print(json.dumps(records if what == ALL else records[0], indent=2))

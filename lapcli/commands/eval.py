@@ -1,16 +1,16 @@
 """`lap eval`: measure the weights of a run."""
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from lapcli.commands import options
 from lapcli.runtime.environment import is_main_process
 from lapcli.runtime.environment import runs_dir as default_runs_dir
-from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
 
 EXAMPLES = """\b
@@ -36,31 +36,18 @@ def evaluate(
     batch: Annotated[int | None, _option("--batch", "Examples per forward pass of a process.", min=1)] = None,
     data: Annotated[Path | None, _option("--data", "Local folder to evaluate on, not the run's own data.")] = None,
     limit: Annotated[int | None, _option("--limit", "Only N examples of each task, for a quick look.", min=1)] = None,
-    model: Annotated[str | None, _option("--model", "Evaluate a stock timm ViT instead of a run.", "timm:NAME")] = None,
-    weights_file: Annotated[Path | None, _option("--weights", "Weights of --model; by default the hub's.")] = None,
     set_: Annotated[
         list[str] | None,
-        _option("--set", "Setting of linear, knn or ade20k, such as linear.steps=500.", "KEY=VALUE"),
+        _option("--set", "Setting of linear, knn, ade20k or sampling, such as sampling.samples=4.", "KEY=VALUE"),
     ] = None,
     protocol: Annotated[
-        str | None,
-        _option(
-            "--protocol", "paper: the paper's prompts (default of chat runs); harness: lm-eval's.", "paper|harness"
-        ),
+        Literal["paper", "harness"] | None,
+        _option("--protocol", "paper: the paper's prompts (default of chat runs); harness: lm-eval's."),
     ] = None,
-    samples: Annotated[
-        int | None, _option("--samples", "Answers to each question of gsm8k, humaneval, spelling.", min=1)
-    ] = None,
-    temperature: Annotated[
-        float | None, _option("--temperature", "Sampling temperature of these answers.", min=0)
-    ] = None,
-    top_k: Annotated[int | None, _option("--top-k", "Sample from the K likeliest tokens.", min=1)] = None,
-    max_tokens: Annotated[int | None, _option("--max-tokens", "Longest answer, in tokens.", min=1)] = None,
     seed: Annotated[int | None, _option("--seed", "Seed of sampled answers and few-shot examples.")] = None,
     unsafe_code_execution: Annotated[
         bool, _option("--unsafe-code-execution", "Run generated code WITHOUT a sandbox.")
     ] = False,
-    fresh: Annotated[bool, _option("--fresh", "Ignore saved answers and evaluate again.")] = False,
     runs_dir: options.RunsDir = None,
     nproc: options.Nproc = "auto",
     as_json: options.Json = False,
@@ -70,40 +57,34 @@ def evaluate(
     from lapcli.runs import named_run, newest_run
 
     where, name, processes = runs_dir or default_runs_dir(), options.one_run(run, run_option), Processes(nproc)
-    if model is not None and (name is not None or checkpoint != "last"):
-        raise UsageError("--model is measured instead of a run; leave out RUN and --checkpoint, or --model")
-    if model is None and weights_file is not None:
-        raise UsageError("--weights belongs to --model timm:NAME; choose a run's weights with --checkpoint")
-    measured = None
-    if model is None:
-        measured = newest_run(where, set(evaluated_objectives())) if name is None else named_run(where, name)
-    given: dict[str, Any] = {
-        "protocol": protocol,
-        "samples": samples,
-        "temperature": temperature,
-        "top_k": top_k,
-        "seed": seed,
-    }
-    given |= {"max_tokens": max_tokens, "unsafe_code_execution": unsafe_code_execution, "fresh": fresh, "set": set_}
-    request = new_request(measured, tasks, data=data, limit=limit, batch=batch, **given)
+    measured = newest_run(where, set(evaluated_objectives())) if name is None else named_run(where, name)
+    request = new_request(
+        measured,
+        tasks,
+        set=set_ or [],
+        protocol=protocol,
+        seed=seed,
+        unsafe_code_execution=unsafe_code_execution,
+        data=data,
+        limit=limit,
+        batch=batch,
+    )
+    os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bar, which would be drawn over ours; read when it is loaded
 
     from lapcli.runtime.progress import say_start
 
-    say_start(f"{measured.path if measured else model}: loading torch and the model")
-    from lapcli.evaluation.run_tasks import evaluate_model, evaluate_run
+    say_start(f"{measured.path}: loading torch and the model")
+    from lapcli.evaluation.run_tasks import evaluate_run, to_text
     from lapcli.objectives.loading import find_checkpoint
 
-    device = measured.recipe.train.device if measured else "auto"
-    weights = find_checkpoint(measured, checkpoint) if measured else None
+    device = measured.recipe.train.device
+    weights = find_checkpoint(measured, checkpoint)
     if needs_launch(processes, device):
         # The newest run may be another one by the time the processes start.
-        more = ["--run", str(measured.path)] if measured is not None and name is None else []
+        more = ["--run", str(measured.path)] if name is None else []
         raise typer.Exit(launch(processes, [*sys.argv[1:], *more], device))
 
-    if weights is not None:
-        say_start(f"step {weights.step}, weights sha256 {weights.weights_sha256}")
-        evaluation = evaluate_run(request, weights)
-    else:
-        evaluation = evaluate_model(request, str(model), weights_file, where)
+    say_start(f"step {weights.step}, weights sha256 {weights.weights_sha256}")
+    evaluation = evaluate_run(request, weights)
     if is_main_process():
-        print(json.dumps(evaluation.to_dict(), indent=2) if as_json else evaluation.to_text())
+        print(json.dumps(evaluation, indent=2) if as_json else to_text(evaluation))

@@ -46,7 +46,6 @@ def ladder(
         str | None,
         typer.Option("--gpu", metavar="NAME", help="GPU to estimate hours for, as of lap plan; default: this machine."),
     ] = None,
-    price: Annotated[float | None, typer.Option("--price", min=0, help="Price of a GPU for an hour.")] = None,
     validate: Annotated[
         bool, typer.Option("--validate", help="Test the statistics on simulated ladders with a known truth.")
     ] = False,
@@ -76,11 +75,11 @@ def ladder(
             tell(sentence)
     refuse_others([each.cell for each in climbed.planned()], where)
     if dry_run or not climbed.is_finished:
-        cost = climbed.cost(device, price)
+        cost = climbed.cost(device)
         if dry_run:
-            print_json(cost) if as_json else print(_cost_table(cost, price is not None))
+            print_json(cost) if as_json else print(_cost_table(cost))
             return
-        print(_cost_table(cost, price is not None), file=sys.stderr)
+        print(_cost_table(cost), file=sys.stderr)
     slots, shares = runner.share_machine(jobs or 1)
     tell(shares)
     statuses = runner.Runner(LadderChooser(climbed), where, slots, nproc=nproc, tell=tell).run()
@@ -98,17 +97,16 @@ def _hours(text: str) -> float:
         raise UsageError(f"--budget {text[:20]!r}: expected hours, days or minutes such as 24h, 2d or 90m") from None
 
 
-def _cost_table(cost: dict[str, Any], is_priced: bool) -> str:
+def _cost_table(cost: dict[str, Any]) -> str:
     forms = {"runs_left": ",", "steps": ",", "flops": ".2e", "hours_left": ",.1f", "disk": ",.2f", "visible": ".4f"}
-    forms |= {"price": ",.2f"} if is_priced else {}
-    total = {key: sum(rung[key] or 0 for rung in cost["rungs"]) for key in ("runs_left", "hours_left", "disk", "price")}
+    total = {key: sum(rung[key] or 0 for rung in cost["rungs"]) for key in ("runs_left", "hours_left", "disk")}
     rows = []
     for rung in [*cost["rungs"], {"rung": "in all", **total}]:
         shown = {**rung, "disk": rung["disk"] / 1e9}
         rows.append([rung["rung"], *("-" if shown.get(k) is None else format(shown[k], f) for k, f in forms.items())])
-    names = ("rung", "runs left", "steps", "FLOPs of a run", "hours left", "GB", "visible", "price")
+    names = ("rung", "runs left", "steps", "FLOPs of a run", "hours left", "GB", "visible")
     by_trend = cost["visible_by_the_trend"]
-    lines = [table(names[: len(forms) + 1], rows), ""]
+    lines = [table(names, rows), ""]
     lines.append("visible: smallest difference on the rung alone that is found with 80% power")
     if cost["deviation"] is not None:
         lines.append(f"at a standard deviation of {cost['deviation']:.2g} of a pair, from {cost['deviation_from']}")

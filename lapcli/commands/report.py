@@ -19,7 +19,7 @@ Examples:
 """
 
 HEADS = "model.laplacian_heads"  # not imported: `lap --help` imports this file and must answer at once
-Format = Literal["table", "markdown", "latex", "csv", "json", "html"]
+Format = Literal["table", "csv", "json", "html"]
 
 
 def report(
@@ -41,13 +41,6 @@ def report(
         Literal["table1", "table2", "table3"] | None,
         typer.Option("--paper", help="The paper's table beside ours: images, language, self-supervised."),
     ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option("--baseline", metavar="ROW", help="Row to compare with; by default that without Laplacian heads."),
-    ] = None,
-    checkpoint: Annotated[
-        Literal["last", "best"], typer.Option("--checkpoint", help="Scores of the last weights or of the best.")
-    ] = "last",
     out: Annotated[
         Path | None,
         typer.Option("--out", help="File to write instead of printing.", show_default="html: RUNS_DIR/report.html"),
@@ -62,10 +55,8 @@ def report(
     made = report_on(
         runs or [],
         folder,
-        rows=row_keys(paper, format_, rows, columns, baseline),
+        rows=row_keys(paper, format_, rows, columns),
         columns=None if columns is None else names_in("--columns", columns),
-        baseline=baseline,
-        which=checkpoint,
     )
     if paper is not None:
         made.tables = paper_tables(paper, made.grids)

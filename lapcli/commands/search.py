@@ -13,7 +13,7 @@ from lapcli.runtime.environment import runs_dir as default_runs_dir
 EXAMPLES = """\b
 Examples:
   lap search recipes/vit_digits.yaml --over 'model.laplacian_heads={per_layer: [0, 4]}' --metric validation_top1
-  lap search recipes/quickstart.yaml --over 'model.laplacian_heads={total: [0, 12]}' --trials 30 --name totals
+  lap search recipes/quickstart.yaml --over 'model.laplacian_heads={linear: [0, 4]}' --trials 30 --name slopes
 """
 
 
@@ -25,7 +25,7 @@ def search(
             "--over",
             metavar="KEY=DOMAIN",
             help="A,B (choices), {from: 1e-3, to: 1e-1, log: true}, or a head plan: {per_layer: [0, 4]}, "
-            "{total: [0, 16]}, {linear: [0, 4]}, {constant: [0, 4]}; repeatable.",
+            "{linear: [0, 4]}, {constant: [0, 4]}; repeatable.",
         ),
     ],
     trials: Annotated[int, typer.Option("--trials", min=1, max=100_000, help="Trials of each arm, at most.")] = 20,
@@ -44,7 +44,7 @@ def search(
     ] = 0,
     runs_dir: options.RunsDir = None,
     nproc: options.Nproc = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the space and the first proposals.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the space of both arms.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Search head plans and other recipe values with Optuna; `lap sweep` trains every cell of a grid instead.
@@ -55,7 +55,7 @@ def search(
     """
     from lapcli.experiments.cells import parse_over
     from lapcli.experiments.runner import Chooser, Runner, failure, share_machine
-    from lapcli.experiments.search import ARMS, Search, Settings, read_space
+    from lapcli.experiments.search import Search, Settings, read_space
     from lapcli.runs import check_name
     from lapcli.runtime.progress import LogConsole
 
@@ -66,18 +66,11 @@ def search(
     settings = Settings(own_name, read, metric, seed, trials, confirm)
     where, tell = runs_dir or default_runs_dir(), LogConsole().print
     if dry_run:
-        found = Search(settings, None)
-        first = {arm: dict(found.propose(arm).params) for arm in ARMS}
-        domains = {arm: {key: str(each) for key, each in found.spaces[arm].distributions.items()} for arm in ARMS}
-        if as_json:
-            print_json({"metric": metric, "direction": settings.direction, "domains": domains, "first": first})
-            return
-        shown = [(arm, key, text, str(first[arm][key])) for arm in ARMS for key, text in domains[arm].items()]
-        print(table(("arm", "parameter", "domain", "first proposal"), shown))
-        print(f"then the best of each arm on {confirm} fresh seeds; {metric}, {settings.direction} is better")
+        arms = {"search": read, "control": read.control()}
+        domains = {arm: {key: str(each) for key, each in space.distributions.items()} for arm, space in arms.items()}
+        rows = [(arm, key, text) for arm in domains for key, text in domains[arm].items()]
+        print_json(domains) if as_json else print(table(("arm", "parameter", "domain"), rows))
         return
-    if settings.rung is None:
-        tell("validation.every allows no validation before a trial's last step, so no trial is stopped early")
     found, slots = Search(settings, where), share_machine(jobs or 1)[0]
     statuses = Runner(found, where, slots, nproc=nproc, tell=tell).run()
     cells = found.confirmation()

@@ -12,7 +12,6 @@ from typer.exceptions import TyperException
 from lapcli.commands import options
 from lapcli.commands.options import print_json, table
 from lapcli.runtime.devices import named_gpu
-from lapcli.runtime.environment import require_extra
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.launch import Processes
@@ -60,10 +59,6 @@ def sweep(
             "--gpu", metavar="NAME", help="With --dry-run: GPU to estimate hours for, as `lap plan` names it."
         ),
     ] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, max=4096, help="With --dry-run: GPUs for each cell.")
-    ] = None,
-    track: options.Track = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a SLURM array script instead of running.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -78,8 +73,8 @@ def sweep(
     from lapcli.runs import check_name
     from lapcli.runtime.progress import LogConsole
 
-    if (gpu or gpus) and not dry_run:
-        raise UsageError("--gpu and --gpus belong to --dry-run; a sweep uses this machine's GPUs")
+    if gpu and not dry_run:
+        raise UsageError("--gpu belongs to --dry-run; a sweep uses this machine's GPUs")
     if slurm and (dry_run or as_json):
         raise UsageError("--slurm prints a script; leave out --dry-run and --json")
     if name is not None:
@@ -93,15 +88,12 @@ def sweep(
     _check_commands(grid, lap)
     known = known_cells(grid, where, only)
     refuse_others([cell for cell, waits in known if not waits], where)
-    trackers = list(map(str, track or []))
-    for tracker in trackers:
-        require_extra(tracker, tracker)
     if dry_run:
-        cost = sweep_cost(known, where, named_gpu(gpu) if gpu else None, gpus or 1)
+        cost = sweep_cost(known, where, named_gpu(gpu) if gpu else None)
         print_json(cost) if as_json else print(_cost_table(cost))
         return
     if slurm:
-        given = {"--over": over, "--then": then, "--set": set_, "--track": trackers}
+        given = {"--over": over, "--then": then, "--set": set_}
         once = {"--data": data, "--name": name, "--runs-dir": where, "--nproc": nproc}
         given |= {option: [str(value)] for option, value in once.items() if value is not None}
         words = [word for option, texts in given.items() for text in texts or [] for word in (option, text)]
@@ -119,7 +111,7 @@ def sweep(
     tell = LogConsole().print
     tell(shares)
     chooser = SweepChooser(grid, where, only, tell)
-    statuses = runner.Runner(chooser, where, slots, nproc=nproc, track=trackers, tell=tell).run()
+    statuses = runner.Runner(chooser, where, slots, nproc=nproc, tell=tell).run()
     if not statuses:
         raise UsageError(f"the cells called {only} wait until the sweep is tuned; run it without --only first")
     if as_json:

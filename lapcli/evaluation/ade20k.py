@@ -7,9 +7,8 @@ scaled and flipped, and their colours distorted; all random draws for a crop are
 
 import hashlib
 import io
-import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,29 +23,26 @@ from lapcli.data.cache import digest
 from lapcli.data.images.image_set import HASHED_IMAGES, SUFFIXES, decode
 from lapcli.data.images.loader import Example, Reader, seed_everything
 from lapcli.data.images.tables import has_tables, load_tables
-from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError
 
 HUB = "hub:zhoubolei/scene_parse_150"
 CLASSES = 150
 IGNORED = 255  # in place of label 0; label c of the file becomes class c - 1
 PARTS = ("training", "validation")
+COLUMNS = ("image", "annotation")  # of the hub's table
 LAYOUT = "images/training, annotations/training, images/validation and annotations/validation"
 
 
 class Scenes:
-    """Photographs and label maps; subclasses read their bytes from files or tables."""
+    """Photographs and label maps; `encoded` returns the bytes of both, and `names` what messages call them."""
+
+    def __init__(
+        self, count: int, encoded: Callable[[int], tuple[bytes, bytes]], names: Callable[[int], tuple[str, str]]
+    ) -> None:
+        self._count, self.encoded, self.names = count, encoded, names
 
     def __len__(self) -> int:
-        raise NotImplementedError
-
-    def encoded(self, index: int) -> tuple[bytes, bytes]:
-        """Return the bytes of the photograph and of its label map."""
-        raise NotImplementedError
-
-    def names(self, index: int) -> tuple[str, str]:
-        """Return the names of both files or rows, for messages."""
-        raise NotImplementedError
+        return self._count
 
     def scene(self, index: int) -> tuple[Image.Image, np.ndarray]:
         """Return the photograph as RGB and its classes, uint8: 0 to 149, and 255 for unlabelled pixels."""
@@ -63,6 +59,12 @@ class Scenes:
                 content.update(hashlib.sha256(part).digest())
         return content.hexdigest()
 
+    def some(self, positions: Sequence[int] | None) -> "Scenes":
+        """Return the scenes at these positions; None: all."""
+        if positions is None:
+            return self
+        return Scenes(len(positions), lambda n: self.encoded(positions[n]), lambda n: self.names(positions[n]))
+
 
 @dataclass(frozen=True)
 class SceneData:
@@ -72,83 +74,49 @@ class SceneData:
     identity: str
 
 
-class FolderScenes(Scenes):
-    def __init__(self, root: Path, part: str) -> None:
-        photographs, labels = root / "images" / part, root / "annotations" / part
-        for folder in (photographs, labels):
-            if not folder.is_dir():
-                raise DataError(f"there is no folder {folder}; ADE20K's layout is {LAYOUT}")
-        names = sorted(n for n in os.listdir(photographs) if n.lower().endswith(SUFFIXES) and n[:1] != ".")
-        if not names:
-            raise DataError(f"{photographs} has no images; ADE20K's layout is {LAYOUT}")
-        self._files = [(photographs / name, labels / f"{Path(name).stem}.png") for name in names]
-        missing = [labels_file for _, labels_file in self._files if not labels_file.is_file()]
-        if missing:
-            raise DataError(f"{missing[0]} is missing ({len(missing):,} of {len(names):,} photographs have no labels)")
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def encoded(self, index: int) -> tuple[bytes, bytes]:
-        photograph, labels = self._files[index]
-        try:
-            return photograph.read_bytes(), labels.read_bytes()
-        except OSError as error:
-            raise DataError(f"{error.filename} cannot be read ({error.strerror}); was it moved?") from None
-
-    def names(self, index: int) -> tuple[str, str]:
-        photograph, labels = self._files[index]
-        return str(photograph), str(labels)
+def _of_folder(root: Path, part: str) -> Scenes:
+    photographs, labels = root / "images" / part, root / "annotations" / part
+    for folder in (photographs, labels):
+        if not folder.is_dir():
+            raise DataError(f"there is no folder {folder}; ADE20K's layout is {LAYOUT}")
+    names = sorted(path.name for path in photographs.iterdir() if path.suffix.lower() in SUFFIXES)
+    if not names:
+        raise DataError(f"{photographs} has no images; ADE20K's layout is {LAYOUT}")
+    files = [(photographs / name, labels / f"{Path(name).stem}.png") for name in names]
+    missing = [labels_file for _, labels_file in files if not labels_file.is_file()]
+    if missing:
+        raise DataError(f"{missing[0]} is missing ({len(missing):,} of {len(names):,} photographs have no labels)")
+    return Scenes(
+        len(files),
+        lambda index: (files[index][0].read_bytes(), files[index][1].read_bytes()),
+        lambda index: (str(files[index][0]), str(files[index][1])),
+    )
 
 
-class TableScenes(Scenes):
-    def __init__(self, table: Any, source: str, split: str, columns: Sequence[str]) -> None:
-        from datasets import Image as ImageFeature
+def _of_table(table: Any, place: str) -> Scenes:
+    from datasets import Image as ImageFeature
 
-        missing = [column for column in columns if column not in table.column_names]
-        if missing:
-            have = ", ".join(table.column_names)
-            raise DataError(
-                f"{source} has no column {missing[0]}; it has {have} (--set ade20k.image_column, ade20k.label_column)"
-            )
-        self._place, self._columns = f"{source}, split {split}", list(columns)
-        self._table = table.select_columns(self._columns)
-        for column in columns:
-            # The bytes as stored: decoding is ours, with its checks of mode and size.
-            self._table = self._table.cast_column(column, ImageFeature(decode=False))
-        if not len(self._table):
-            raise DataError(f"{self._place} has no rows")
+    for column in COLUMNS:
+        if column not in table.column_names:
+            raise DataError(f"{place} has no column {column}; it has {', '.join(table.column_names)}")
+        # The bytes as stored: decoding is ours, with its checks of mode and size.
+        table = table.cast_column(column, ImageFeature(decode=False))
+    if not len(table):
+        raise DataError(f"{place} has no rows")
 
-    def __len__(self) -> int:
-        return len(self._table)
+    def names(index: int) -> tuple[str, str]:
+        first, second = (f"{place}, row {index}, column {column}" for column in COLUMNS)
+        return first, second
 
-    def encoded(self, index: int) -> tuple[bytes, bytes]:
-        row = self._table[index]
-        contents = [row[column] and row[column]["bytes"] for column in self._columns]
-        for content, name in zip(contents, self.names(index), strict=True):
+    def encoded(index: int) -> tuple[bytes, bytes]:
+        row = table[index]
+        contents = [row[column] and row[column]["bytes"] for column in COLUMNS]
+        for content, name in zip(contents, names(index), strict=True):
             if not content:
                 raise DataError(f"{name} is empty")
         return contents[0], contents[1]
 
-    def names(self, index: int) -> tuple[str, str]:
-        first, second = (f"{self._place}, row {index}, column {column}" for column in self._columns)
-        return first, second
-
-
-class SceneSubset(Scenes):
-    """Some scenes of another set."""
-
-    def __init__(self, whole: Scenes, positions: Sequence[int]) -> None:
-        self._whole, self._positions = whole, positions
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def encoded(self, index: int) -> tuple[bytes, bytes]:
-        return self._whole.encoded(self._positions[index])
-
-    def names(self, index: int) -> tuple[str, str]:
-        return self._whole.names(self._positions[index])
+    return Scenes(len(table), encoded, names)
 
 
 def decode_labels(encoded: bytes, name: str, size: tuple[int, int]) -> np.ndarray:
@@ -177,61 +145,42 @@ def decode_labels(encoded: bytes, name: str, size: tuple[int, int]) -> np.ndarra
     return (values.astype(np.int16) - 1).astype(np.uint8)  # 0 becomes 255
 
 
-def is_ade20k(folder: Path) -> bool:
-    """Return whether a folder has the official layout, and not a folder of images for each class."""
-    return any((root / "annotations").is_dir() for root in _roots(folder))
-
-
-def open_ade20k(
-    source: str, revision: str | None = None, image_column: str = "image", label_column: str = "annotation"
-) -> SceneData:
+def open_ade20k(source: str) -> SceneData:
     """Open both parts; `source` is hub:OWNER/NAME or a folder."""
-    train, validation = _parts(source, revision, (image_column, label_column))
+    train, validation = _parts(source)
     description = f"{source}: {len(train):,} training and {len(validation):,} validation scenes of {CLASSES} classes"
     return SceneData(train, validation, description, digest(train.identity(), validation.identity()))
 
 
-def _parts(source: str, revision: str | None, columns: Sequence[str]) -> tuple[Scenes, Scenes]:
+def _parts(source: str) -> tuple[Scenes, Scenes]:
     if source.startswith("hub:"):
-        return _tables(source, revision, columns)
+        return _tables(source)
     folder = Path(source).expanduser()
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}; ADE20K comes from hub:OWNER/NAME or from a folder with {LAYOUT}")
-    for root in _roots(folder):
+    for root in (folder, folder / "ADEChallengeData2016"):  # the archive's own folder
         if (root / "annotations").is_dir():
-            return FolderScenes(root, PARTS[0]), FolderScenes(root, PARTS[1])
-    if has_tables(folder):
-        return _tables(source, None, columns)
-    raise DataError(f"{folder} is not ADE20K: expected {LAYOUT}, or parquet files")
+            return _of_folder(root, PARTS[0]), _of_folder(root, PARTS[1])
+    if folder.is_dir() and has_tables(folder):
+        return _tables(source)
+    raise DataError(f"{folder} is not ADE20K: expected hub:OWNER/NAME, or a folder with {LAYOUT}, or parquet files")
 
 
-def _roots(folder: Path) -> tuple[Path, Path]:
-    return folder, folder / "ADEChallengeData2016"  # the archive's own folder
-
-
-def _tables(source: str, revision: str | None, columns: Sequence[str]) -> tuple[Scenes, Scenes]:
-    options: dict[str, Any] = {}
-    if source == HUB and revision is None:
+def _tables(source: str) -> tuple[Scenes, Scenes]:
+    revision, options = None, {}
+    if source == HUB:
         # The hub's copy is a loading script, which `datasets` no longer runs; the hub has converted it to parquet.
         files = {split: f"scene_parsing/{split}/*.parquet" for split in ("train", "validation")}
-        revision, options["data_files"] = "refs/convert/parquet", files
+        revision, options = "refs/convert/parquet", {"data_files": files}
     try:
         splits = load_tables(source, revision, **options)
     except DataError as error:
-        if not source.startswith("hub:"):
-            raise
-        why = "HF_HUB_OFFLINE is set and it is not on this machine" if hub_is_offline() else str(error).split(";")[0]
         raise DataError(
-            f"ADE20K could not be loaded from {source}: {why[:300]}; run this where the hub can be reached, or give a "
-            f"folder in the official layout ({LAYOUT}) with --set ade20k.data=DIR"
+            f"ADE20K could not be loaded from {source}: {str(error).split(';')[0][:300]}; run this where the hub can "
+            f"be reached, or give a folder in the official layout ({LAYOUT}) with --set ade20k.data=DIR"
         ) from None
     for split in ("train", "validation"):
         if split not in splits:
             raise DataError(f"{source} has no split `{split}`; it has {', '.join(splits)}")
-    return (
-        TableScenes(splits["train"], source, "train", columns),
-        TableScenes(splits["validation"], source, "validation", columns),
-    )
+    return _of_table(splits["train"], f"{source}, train"), _of_table(splits["validation"], f"{source}, validation")
 
 
 # Both, and the augmentation below, are those of DINOv3's eval/segmentation/transforms.py.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, Transform
@@ -30,38 +30,18 @@ from lapcli.runtime.ranks import World
 class Backbone:
     """A frozen ViT from uint8 images, of any square size that its patches tile, to float32 features.
 
-    One of timm's, with absolute positions (VisionTransformer) or rotary ones (Eva, DINOv3), or the teacher of a
-    self-supervised run, whose rotary positions suit images of any size.
+    The classifier of a run, a timm ViT, or the teacher of a self-supervised run, whose rotary positions suit images of
+    any size.
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        name: str,
-        mean: Sequence[float],
-        std: Sequence[float],
-        device: torch.device,
-        image: int = 0,  # of a teacher; timm's models know theirs
+        self, model: Any, *, name: str, mean: Sequence[float], std: Sequence[float], device: torch.device, image: int
     ) -> None:
-        from timm.models.eva import Eva
-        from timm.models.vision_transformer import VisionTransformer
-
         self.model: Any = model.to(device).eval().requires_grad_(False)
-        self.name, self.mean, self.std, self.device = name, list(mean), list(std), device
-        if isinstance(model, DinoViT):
-            self.width, self.patch, self.image, self.has_class_token = model.width, model.patch, image, True
-            return
-        if not isinstance(model, VisionTransformer | Eva):
-            raise UsageError(
-                f"{name} is a {type(model).__name__}; the probes need a plain ViT, timm's VisionTransformer or Eva"
-            )
-        patch: Any = model.patch_embed.patch_size
-        size: Any = model.patch_embed.img_size
-        if patch[0] != patch[1] or size is None or size[0] != size[1]:
-            raise UsageError(f"{name} takes images of {size} in patches of {patch}; the probes need squares")
-        self.width, self.patch, self.image = model.embed_dim, patch[0], size[0]
-        self.has_class_token = model.cls_token is not None
+        self.name, self.mean, self.std, self.device, self.image = name, list(mean), list(std), device, image
+        is_teacher = isinstance(model, DinoViT)
+        self.width = model.width if is_teacher else model.embed_dim
+        self.patch = model.patch if is_teacher else model.patch_embed.patch_size[0]
 
     def tokens(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """Return the class token (B, D) and the patches row by row (B, P, D) of normalised images."""
@@ -69,10 +49,7 @@ class Backbone:
         if isinstance(model, DinoViT):
             return model.features(images_BCHW)[-1]
         tokens_BTD = model.forward_features(images_BCHW)
-        if isinstance(model.norm, nn.Identity):  # models that pool their patches have the final norm after the pooling
-            tokens_BTD = model.fc_norm(tokens_BTD)
-        patches_BPD = tokens_BTD[:, model.num_prefix_tokens :]
-        return tokens_BTD[:, 0] if self.has_class_token else patches_BPD.mean(dim=1), patches_BPD
+        return tokens_BTD[:, 0], tokens_BTD[:, model.num_prefix_tokens :]
 
     def at_size(self, size: int) -> "Backbone":
         """Return the same network for square images of `size` pixels a side; learned positions are interpolated."""
@@ -81,11 +58,11 @@ class Backbone:
         # set_input_size replaces the positions in place, and other tasks use the original size.
         model = copy.deepcopy(self.model)
         model.set_input_size(img_size=(size, size))
-        return Backbone(model, name=self.name, mean=self.mean, std=self.std, device=self.device)
+        return Backbone(model, name=self.name, mean=self.mean, std=self.std, device=self.device, image=size)
 
     @torch.inference_mode()
     def __call__(self, images_BCHW: Tensor, bf16: bool = False) -> tuple[Tensor, Tensor]:
-        """Return `tokens` of uint8 images, on the network's device; the mean patch replaces a missing class token."""
+        """Return `tokens` of uint8 images, on the network's device."""
         device = self.device
         mean, std = (torch.tensor(x, device=device)[:, None, None] * 255 for x in (self.mean, self.std))
         normal_BCHW = images_BCHW.to(device).float().sub_(mean).div_(std)
@@ -100,9 +77,8 @@ class Backbone:
 
 def backbone_of(loaded: LoadedModel) -> Backbone:
     assert loaded.images is not None
-    name = loaded.name if loaded.run is None else str(loaded.run.path)
     mean, std, image = loaded.images.mean, loaded.images.std, loaded.image_size or 0
-    return Backbone(loaded.module, name=name, mean=mean, std=std, device=loaded.device, image=image)
+    return Backbone(loaded.module, name=loaded.name, mean=mean, std=std, device=loaded.device, image=image)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from lapcli.data.images.augmentation import evaluation_transform, training_transform
 from lapcli.data.images.image_set import ImageSet, ImageSubset
 from lapcli.data.images.loader import Reader
-from lapcli.data.images.sources import ImageData, held_out_fraction
+from lapcli.data.images.sources import ImageData
 from lapcli.evaluation.features import (
     Backbone,
     ForwardSettings,
@@ -29,13 +29,14 @@ from lapcli.evaluation.features import (
     class_token_and_mean_patch,
     evenly_spaced,
 )
-from lapcli.evaluation.probe_settings import KnnProtocol, LinearProtocol
+from lapcli.evaluation.settings import KnnProtocol, LinearProtocol
 from lapcli.evaluation.tasks import Score, wilson_interval
 from lapcli.measures.nearest_neighbours import classify
 from lapcli.recipe.vision import Augmentation, ImageSource
 from lapcli.runtime.errors import LapError, UsageError
 
 INITIAL_STD = 0.01
+MOMENTUM = 0.9
 REFERENCE_BATCH = 256  # the learning rates are given for this batch size
 
 
@@ -46,60 +47,37 @@ class LinearProbes:
     """
 
     def __init__(
-        self,
-        width: int,
-        classes: int,
-        rates: Sequence[float],
-        *,
-        steps: int,
-        seed: int,
-        device: torch.device,
-        momentum: float = 0.9,
+        self, width: int, classes: int, rates: Sequence[float], *, steps: int, seed: int, device: torch.device
     ) -> None:
         # Drawn on the CPU: the same weights for every device.
         start_KD = torch.randn(classes, width, generator=torch.Generator().manual_seed(seed)) * INITIAL_STD
-        self.weight_RKD = start_KD.repeat(len(rates), 1, 1).to(device)
-        self.bias_RK = torch.zeros(len(rates), classes, device=device)
-        self._speed = (torch.zeros_like(self.weight_RKD), torch.zeros_like(self.bias_RK))
-        self._rates_R = torch.tensor(rates, dtype=torch.float32, device=device)
-        self._momentum, self._steps, self.step_number = momentum, steps, 0
+        self.weights = [start_KD.to(device, copy=True).requires_grad_() for _ in rates]
+        self.biases = [torch.zeros(classes, device=device, requires_grad=True) for _ in rates]
+        groups = [{"params": pair, "lr": rate} for *pair, rate in zip(self.weights, self.biases, rates, strict=True)]
+        self._sgd = torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM)
+        self._cosine = torch.optim.lr_scheduler.LambdaLR(self._sgd, lambda n: 0.5 * (1 + math.cos(math.pi * n / steps)))
 
-    @torch.no_grad()
     def logits(self, features_BD: Tensor) -> Tensor:
         """Return (B, R, K) logits of all classifiers at once."""
-        rates, classes, _ = self.weight_RKD.shape
-        flat = torch.addmm(self.bias_RK.reshape(-1), features_BD, self.weight_RKD.flatten(0, 1).T)
-        return flat.view(len(features_BD), rates, classes)
+        flat = torch.addmm(torch.cat(self.biases), features_BD, torch.cat(self.weights).T)
+        return flat.view(len(features_BD), len(self.weights), -1)
 
-    @torch.no_grad()
     def step(self, features_BD: Tensor, labels_B: Tensor) -> Tensor:
-        """Update every classifier once; return the mean cross entropy of each before the update.
-
-        The gradient of the mean cross entropy with respect to the logits is (softmax - one-hot) / B.
-        """
-        log_share_BRK = F.log_softmax(self.logits(features_BD), dim=2)
-        rows_B = torch.arange(len(labels_B), device=labels_B.device)
-        loss_R = -log_share_BRK[rows_B, :, labels_B].mean(dim=0)
-        error_BRK = log_share_BRK.exp_()
-        error_BRK[rows_B, :, labels_B] -= 1
-        error_BRK /= len(labels_B)
-        gradients = (
-            (error_BRK.flatten(1).T @ features_BD).view_as(self.weight_RKD),
-            error_BRK.sum(dim=0),
-        )
-        rate_R = self._rates_R * (0.5 * (1 + math.cos(math.pi * self.step_number / self._steps)))
-        for value, speed, gradient in zip((self.weight_RKD, self.bias_RK), self._speed, gradients, strict=True):
-            # torch.optim.SGD's momentum: no dampening, and the first speed is the gradient itself.
-            speed.mul_(self._momentum).add_(gradient)
-            value.addcmul_(speed, rate_R.view(-1, *[1] * (value.ndim - 1)), value=-1)
-        self.step_number += 1
-        return loss_R
+        """Update every classifier once; return the mean cross entropy of each before the update."""
+        self._sgd.zero_grad()
+        logits_BRK = self.logits(features_BD)
+        labels_BR = labels_B[:, None].expand(logits_BRK.shape[:2])
+        loss_R = F.cross_entropy(logits_BRK.transpose(1, 2), labels_BR, reduction="none").mean(dim=0)
+        loss_R.sum().backward()
+        self._sgd.step()
+        self._cosine.step()
+        return loss_R.detach()
 
     def is_finite(self) -> list[bool]:
         """Return whether the classifier of each rate still has finite weights."""
         return [
             bool(torch.isfinite(w).all() and torch.isfinite(b).all())
-            for w, b in zip(self.weight_RKD, self.bias_RK, strict=True)
+            for w, b in zip(self.weights, self.biases, strict=True)
         ]
 
 
@@ -140,16 +118,14 @@ def measure_knn(
         for k, classes_B in guesses.items():
             right[k] += float((classes_B == true_B).sum())
     totals = how.world.sum(list(right.values()))
-    left_out = [k for k in protocol.neighbours if k not in counts]
-    shown = f"k = {', '.join(map(str, left_out))} left out: only {len(data.train):,} training images"
+    left_out = ", ".join(str(k) for k in protocol.neighbours if k not in counts)
+    note = f"k = {left_out} left out: only {len(data.train):,} training images" if left_out else ""
     details = {
-        "feature": _class_token_name(backbone),
         "training_images": len(data.train),
-        "left_out": left_out,  # beyond the training images
         "protocol": protocol.model_dump(mode="json"),
     }
     count = len(data.validation)
-    known: dict[str, Any] = {"conditions": protocol.conditions(), "note": shown if left_out else ""}
+    known: dict[str, Any] = {"conditions": protocol.conditions(), "note": note}
     of = (data.description, data.identity)
     return [
         Score(f"knn{k}", right / count, count, wilson_interval(int(right), count), *of, {"k": k, **details}, **known)
@@ -160,12 +136,9 @@ def measure_knn(
 def measure_linear(
     backbone: Backbone, data: ImageData, protocol: LinearProtocol, how: ForwardSettings, limit: int | None = None
 ) -> Score:
-    """Return top-1 of the best learning rate, chosen on the validation images or on held-out training images."""
+    """Return top-1 of the best learning rate, chosen on the validation images, as the DINOv3 scripts do."""
     data = limited(data, limit)
-    train, chosen_on = data.train, data.validation
-    if protocol.holdout:
-        train, chosen_on = held_out_fraction(data.train, protocol.holdout, protocol.seed)
-    protocol = protocol.within(len(train), limit)
+    train = data.train
     width = 2 * backbone.width
     probes = LinearProbes(
         width,
@@ -174,7 +147,6 @@ def measure_linear(
         steps=protocol.steps,
         seed=protocol.seed,
         device=backbone.device,
-        momentum=protocol.momentum,
     )
     losses_R = _train(backbone, train, protocol, how, probes, width)
     finite = probes.is_finite()
@@ -184,31 +156,18 @@ def measure_linear(
         )
     transform = evaluation_transform(_source(crop_ratio=protocol.crop_ratio), backbone.image)
     on_validation = _top(backbone, data.validation, transform, probes, how)
-    on_chosen = _top(backbone, chosen_on, transform, probes, how) if protocol.holdout else on_validation
     # Of equally good rates the first one wins, so that the choice is reproducible.
-    best = max((rate for rate in range(len(finite)) if finite[rate]), key=lambda rate: on_chosen[rate][0])
+    best = max((rate for rate in range(len(finite)) if finite[rate]), key=lambda rate: on_validation[rate][0])
     images = len(data.validation)
     correct = on_validation[best][0]
-    rates: list[dict[str, Any]] = [
-        {
-            "rate": rate,
-            "loss": round(loss, 6) if is_finite else None,
-            "top1": top1 / images if is_finite else None,
-            "top5": top5 / images if is_finite else None,
-            **({"top1_held_out": on_chosen[number][0] / len(chosen_on)} if protocol.holdout and is_finite else {}),
-        }
-        for number, (rate, loss, is_finite, (top1, top5)) in enumerate(
-            zip(protocol.rates, losses_R, finite, on_validation, strict=True)
-        )
-    ]
+    top1 = [hits / images if is_finite else None for (hits, _), is_finite in zip(on_validation, finite, strict=True)]
     details = {
-        "feature": f"{_class_token_name(backbone)} and mean patch of the last block, after the final norm",
         "best_rate": protocol.rates[best],
-        "best_rate_chosen_on": (
-            f"{len(chosen_on):,} held-out training images" if protocol.holdout else "the validation images themselves"
-        ),
         "top5": on_validation[best][1] / images,
-        "rates": rates,
+        "rates": [
+            {"rate": rate, "loss": loss if is_finite else None, "top1": score}
+            for rate, loss, is_finite, score in zip(protocol.rates, losses_R, finite, top1, strict=True)
+        ],
         "training_images": len(train),
         "protocol": protocol.model_dump(mode="json"),
     }
@@ -221,7 +180,7 @@ def measure_linear(
         data.identity,
         details,
         conditions=protocol.conditions(),
-        note=f"best rate {protocol.rates[best]:g}, chosen on {details['best_rate_chosen_on']}",
+        note=f"best rate {protocol.rates[best]:g}, chosen on the validation images",
     )
 
 
@@ -259,13 +218,13 @@ def _top(
     backbone: Backbone, images: ImageSet, transform: Any, probes: LinearProbes, how: ForwardSettings
 ) -> list[tuple[int, int]]:
     """Count, for each rate, the images whose class is the first guess and those where it is among the first five."""
-    rates = len(probes.weight_RKD)
+    rates = len(probes.weights)
     counts_R2 = torch.zeros(rates, 2, dtype=torch.int64)
     for positions, features_BD in batches_of_features(
         backbone, images, transform, class_token_and_mean_patch, how, "scoring the linear probe"
     ):
         true_B = torch.from_numpy(images.labels[positions.start : positions.stop]).to(features_BD.device)
-        logits_BRK = probes.logits(features_BD)
+        logits_BRK = probes.logits(features_BD).detach()
         hits = logits_BRK.topk(min(5, logits_BRK.shape[2]), dim=2).indices == true_B[:, None, None]
         counts_R2[:, 0] += hits[:, :, 0].sum(dim=0).cpu()
         counts_R2[:, 1] += hits.any(dim=2).sum(dim=0).cpu()
@@ -276,7 +235,3 @@ def _top(
 def _source(**settings: Any) -> ImageSource:
     """Return the settings of a transform, in the form that transforms take; the source of the images is not used."""
     return ImageSource(train="builtin", validation=0.5, **settings)
-
-
-def _class_token_name(backbone: Backbone) -> str:
-    return "class token" if backbone.has_class_token else "mean patch (the network has no class token)"

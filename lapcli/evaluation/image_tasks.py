@@ -15,7 +15,7 @@ import numpy as np
 from lapcli.data.images.image_set import ImageSubset
 from lapcli.data.images.loader import count_workers
 from lapcli.data.images.sources import ImageData, open_held_out, open_images
-from lapcli.evaluation.ade20k import is_ade20k, open_ade20k
+from lapcli.evaluation.ade20k import open_ade20k
 from lapcli.evaluation.features import ForwardSettings, backbone_of, evenly_spaced
 from lapcli.evaluation.image_probes import measure_knn, measure_linear
 from lapcli.evaluation.segmentation import measure_ade20k, window_size
@@ -35,13 +35,11 @@ def measure_images(request: Request, loaded: LoadedModel, world: World) -> list[
     probes = [task for task in request.tasks if task not in TOP]
     batch = request.batch or loaded.validation_batch
     if batch is None:
-        on_cpu = world.device.type == "cpu"
-        batch = (16 if on_cpu else 128) if request.run is None else request.run.recipe.train.micro_batch
+        batch = request.run.recipe.train.micro_batch
     workers = count_workers(getattr(loaded.images, "workers", "auto"), world.device)
-    # --data with ADE20K's layout is for `ade20k`; so is any folder if that is the only task.
-    data, scenes = request.data, request.probes.ade20k
-    if data is not None and "ade20k" in probes and (is_ade20k(data) or list(request.tasks) == ["ade20k"]):
-        data, scenes = None, scenes.model_copy(update={"data": str(data), "revision": None})
+    data, scenes = request.data, request.settings.ade20k
+    if data is not None and list(request.tasks) == ["ade20k"]:
+        scenes = scenes.model_copy(update={"data": str(data)})
     scores = _accuracy(request, loaded, data, world, batch, workers) if len(probes) < len(request.tasks) else []
     if not probes:
         return scores
@@ -55,11 +53,11 @@ def measure_images(request: Request, loaded: LoadedModel, world: World) -> list[
             world.require_same({"data": images.identity})
         for task in probes:
             if task == "linear" and images is not None:
-                scores.append(measure_linear(backbone, images, request.probes.linear, how, request.limit))
+                scores.append(measure_linear(backbone, images, request.settings.linear, how, request.limit))
             elif task == "knn" and images is not None:
-                scores += measure_knn(backbone, images, request.probes.knn, how, request.limit)
+                scores += measure_knn(backbone, images, request.settings.knn, how, request.limit)
             else:
-                opened = open_ade20k(scenes.data, scenes.revision, scenes.image_column, scenes.label_column)
+                opened = open_ade20k(scenes.data)
                 world.require_same({"data": opened.identity})
                 # Windows are larger than the other tasks' images; a batch has as many pixels as one of theirs.
                 share = (backbone.image / window_size(scenes, backbone.patch)) ** 2
@@ -80,7 +78,7 @@ def _accuracy(
     request: Request, loaded: LoadedModel, data: Path | None, world: World, batch: int, workers: int
 ) -> list[Score]:
     """Measure on the run's own validation images, or on all images of --data."""
-    run: Any = request.run
+    run = request.run
     source: Any = loaded.images
     assert loaded.classes is not None
     # The folder that the run was trained on keeps its held-out images: all others would be training images.

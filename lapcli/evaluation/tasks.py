@@ -5,44 +5,38 @@ torch is not imported here, nor lm-eval unless a name is not one of ours, so tha
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
-from lapcli.evaluation.probe_settings import ProbeSettings, read_probe_settings
+from lapcli.evaluation.settings import Settings, read_settings
 from lapcli.recipe import OBJECTIVES
 from lapcli.recipe.schema import CHAT, CLASSES, FEATURES, LANGUAGE
-from lapcli.result_rows import Direction, row
+from lapcli.result_rows import Direction
 from lapcli.runs import Run
 from lapcli.runtime.environment import require_extra
 from lapcli.runtime.errors import UsageError
 
 IMAGE_TASKS = {"top1": CLASSES, "top5": CLASSES, "linear": FEATURES, "knn": FEATURES, "ade20k": FEATURES}
-STOCK = "a stock model"  # in place of the objective of a run; its features can be measured
 
-# The paper gives no sampling settings; these are nanochat's: of its pass@k, and the length of its evaluations.
-SAMPLING: dict[str, Any] = {"samples": 10, "temperature": 1.0, "top_k": 50, "max_tokens": 512}
 SEED = 1234  # lm-eval's default, so that the few-shot examples are the ones that it draws
-_OF_LANGUAGE = {*SAMPLING, "seed", "protocol", "unsafe_code_execution", "fresh"}
 
 
 @dataclass(frozen=True)
 class Request:
-    """One evaluation, checked and complete; `run` is None for a stock model."""
+    """One evaluation, checked and complete."""
 
-    run: Run | None
+    run: Run
     tasks: Sequence[str]
     data: Path | None = None  # instead of the run's own, or the hub's
     limit: int | None = None  # at most this many examples of each task
     batch: int | None = None  # examples in one forward of a process
     protocol: str = "harness"  # of language tasks
-    sampling: Mapping[str, Any] = field(default_factory=lambda: dict(SAMPLING))  # under the paper's protocol
     seed: int = SEED
     unsafe_code_execution: bool = False
-    fresh: bool = False
-    probes: ProbeSettings = field(default_factory=ProbeSettings)
+    settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True)
@@ -62,79 +56,58 @@ class Score:
     conditions: Mapping[str, Any] = field(default_factory=dict)  # settings that are not the default
     note: str = ""  # below the table
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Return value, standard error, unit and direction of each metric; an image task has one, of its own name."""
         stderr = None if self.interval is None else (self.interval[1] - self.interval[0]) / (2 * 1.96)
         own = {"value": self.value, "stderr": stderr, "unit": self.unit, "direction": self.direction}
         return self.details.get("metrics") or {self.task: own}
 
-    def rows(self, **known: Any) -> list[dict[str, Any]]:
-        """Return the rows of results; `known` are further columns."""
-        known |= {"n": self.count, "protocol": self.protocol, "conditions": self.conditions}
-        known |= {"data": self.data, "data_sha256": self.data_sha256}
-        return [row(self.task, metric, **numbers, **known) for metric, numbers in self.metrics().items()]
-
 
 def new_request(
-    run: Run | None,
+    run: Run,
     tasks: str | None = None,
     *,
+    set: Sequence[str] = (),
+    protocol: str | None = None,
+    seed: int | None = None,
+    unsafe_code_execution: bool = False,
     data: Path | None = None,
-    limit: int | None = None,
-    batch: int | None = None,
-    **options: Any,
+    **common: Any,
 ) -> Request:
-    """Check tasks and options; those of `options` that are None or False were not given."""
-    objective = STOCK if run is None else run.recipe.objective
-    gives = _gives(objective)
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
-    names = chosen_tasks(objective, tasks, given.get("protocol", "paper" if CHAT in gives else "harness"))
-    for name in given:
-        needed = LANGUAGE if name in _OF_LANGUAGE else FEATURES
-        if needed not in gives:
-            kinds = [kind for kind in OBJECTIVES if needed in _gives(kind)]
-            raise UsageError(
-                f"--{name.replace('_', '-')} has no effect for {_described(objective)}, only for "
-                f"{' and '.join(kinds)}; leave it out"
-            )
-    probes = read_probe_settings(given.pop("set", []), names)
-    common: dict[str, Any] = {"data": data, "limit": limit, "batch": batch, "probes": probes}
+    """Check tasks and options."""
+    objective = run.recipe.objective
+    gives = OBJECTIVES[objective].gives
+    usual = "paper" if CHAT in gives else "harness"
+    names = chosen_tasks(objective, tasks, protocol or usual)
+    common["data"] = data
     if LANGUAGE not in gives:
-        return Request(run, names, **common)
-    protocol = _protocol(given.pop("protocol", None), gives)
-    sampling = {name: given.pop(name) for name in SAMPLING if name in given}
-    if protocol == "harness" and sampling:
+        given = {"protocol": protocol, "seed": seed, "unsafe-code-execution": unsafe_code_execution}
+        for name, value in given.items():
+            if value not in (None, False):
+                raise UsageError(f"--{name} has no effect for a run of {objective}; leave it out")
+        return Request(run, names, settings=read_settings(set, names), **common)
+    protocol = protocol or usual
+    if protocol == "paper" != usual:
         raise UsageError(
-            f"--{next(iter(sampling)).replace('_', '-')} has no effect with --protocol harness, whose tasks bring "
-            "their own sampling; leave it out, or use --protocol paper"
+            "--protocol paper asks in chat form, which this run has not learned; use --protocol harness, or the run "
+            "of `lap sft`"
         )
-    sampling = {**SAMPLING, **sampling}
-    if sampling["temperature"] == 0 and sampling["samples"] > 1:
+    has_sampling = protocol == "paper" and any(BENCHMARKS[name].is_sampled for name in names)
+    settings = read_settings(set, ["sampling"] if has_sampling else [])
+    if settings.sampling.temperature == 0 and settings.sampling.samples > 1:
         raise UsageError(
-            f"at --temperature 0 all {sampling['samples']} samples of a question are the same; use --samples 1, or a "
-            "temperature above 0"
+            f"at sampling.temperature 0 all {settings.sampling.samples} samples of a question are the same; use "
+            "--set sampling.samples=1, or a temperature above 0"
         )
+    if unsafe_code_execution and "humaneval" not in names:
+        raise UsageError("--unsafe-code-execution has an effect for humaneval alone; leave it out")
     for name in names:
         if name in BENCHMARKS:
             BENCHMARKS[name].check(gives, data)
         elif data is not None:
             raise UsageError(f"--data is not for {name}, whose files lm-eval finds itself; leave it out")
-    return Request(run, names, protocol=protocol, sampling=sampling, **given, **common)
-
-
-def _protocol(given: str | None, gives: frozenset[str]) -> str:
-    protocol = given or ("paper" if CHAT in gives else "harness")
-    if protocol not in ("paper", "harness"):
-        raise UsageError(f"--protocol takes paper or harness, got {protocol[:40]!r}")
-    if protocol == "paper" and CHAT not in gives:
-        raise UsageError(
-            "--protocol paper asks in chat form, which this run has not learned; use --protocol harness, or the run "
-            "of `lap sft`"
-        )
-    return protocol
+    language: dict[str, Any] = {"seed": SEED if seed is None else seed, "unsafe_code_execution": unsafe_code_execution}
+    return Request(run, names, protocol=protocol, settings=settings, **language, **common)
 
 
 def evaluated_objectives() -> list[str]:
@@ -142,8 +115,8 @@ def evaluated_objectives() -> list[str]:
 
 
 def tasks_of(objective: str) -> list[str]:
-    """Return the tasks that `lap` has for the models of an objective, or for a stock model."""
-    gives = _gives(objective)
+    """Return the tasks that `lap` has for the models of an objective."""
+    gives = OBJECTIVES[objective].gives
     return [
         *(task for task, needed in IMAGE_TASKS.items() if needed in gives),
         *(BENCHMARKS if LANGUAGE in gives else ()),
@@ -152,9 +125,9 @@ def tasks_of(objective: str) -> list[str]:
 
 def chosen_tasks(objective: str, text: str | None, protocol: str = "harness") -> list[str]:
     """Read a comma-separated list of tasks; by default those that belong to the objective."""
-    known, gives = tasks_of(objective), _gives(objective)
+    known, gives = tasks_of(objective), OBJECTIVES[objective].gives
     if not known:
-        raise UsageError(f"{_described(objective)} has no evaluation tasks; {', '.join(evaluated_objectives())} have")
+        raise UsageError(f"a run of {objective} has no evaluation tasks; {', '.join(evaluated_objectives())} have")
     if LANGUAGE in gives:
         require_extra("lm_eval", "eval")
     if text is None:
@@ -165,7 +138,7 @@ def chosen_tasks(objective: str, text: str | None, protocol: str = "harness") ->
             continue
         there_are = f"there are {', '.join(known)}"
         if name in IMAGE_TASKS or name in BENCHMARKS:
-            raise UsageError(f"--tasks: {name} cannot be measured of {_described(objective)}; {there_are}")
+            raise UsageError(f"--tasks: {name} cannot be measured of a run of {objective}; {there_are}")
         if LANGUAGE in gives and protocol == "paper":
             raise UsageError(f"--tasks: {name[:60]!r}: {there_are}; lm-eval's other tasks need --protocol harness")
         others: Sequence[str] = ()
@@ -176,16 +149,8 @@ def chosen_tasks(objective: str, text: str | None, protocol: str = "harness") ->
         if name not in others:
             near = get_close_matches(name, [*known, *others], 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise UsageError(f"--tasks: there is no task {name[:60]!r} for {_described(objective)}{hint}; {there_are}")
+            raise UsageError(f"--tasks: there is no task {name[:60]!r} for a run of {objective}{hint}; {there_are}")
     return names
-
-
-def _gives(objective: str) -> frozenset[str]:
-    return frozenset({FEATURES}) if objective == STOCK else OBJECTIVES[objective].gives
-
-
-def _described(objective: str) -> str:
-    return objective if objective == STOCK else f"a run of {objective}"
 
 
 def wilson_interval(successes: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:

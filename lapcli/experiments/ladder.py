@@ -414,7 +414,7 @@ class Ladder:
         fits = f"{', '.join(kept)} fit into {budget:g} hours"
         return [f"{fits}; {', '.join(left_out)} left out" if left_out else fits]
 
-    def cost(self, device: Device | None = None, price: float | None = None) -> dict[str, Any]:
+    def cost(self, device: Device | None = None) -> dict[str, Any]:
         """Return runs, hours, disk and the smallest visible difference of each rung, before anything is run."""
         planned, rungs = self.planned(with_unknown=True), []
         deviation, source = self.expected_deviation()
@@ -426,8 +426,7 @@ class Ladder:
             total = None if hours is None else hours * left
             facts = {"rung": rung, "steps": plan.steps, "flops": plan.flops, "runs": len(own), "runs_left": left}
             visible = None if deviation is None else detectable(deviation, 1 / self.pairs[rung], freedom)
-            price_of = None if price is None or total is None else price * total
-            costs = {"hours_left": total, "disk": plan.disk_bytes * len(own), "price": price_of}
+            costs = {"hours_left": total, "disk": plan.disk_bytes * len(own)}
             rungs.append({**facts, **costs, "visible": visible})
         fitted = {name: count for name, count in self.pairs.items() if name != self.file.held_out}
         can_tell = sum(fitted.values()) > len(fitted) and all(rung["flops"] for rung in rungs)

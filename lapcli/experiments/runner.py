@@ -58,10 +58,6 @@ class Chooser:
             return "diverged"
         return "finished" if training.is_trained and not commands_left(cell, self.runs_dir) else None
 
-    def stops(self, cell: Cell) -> bool:
-        """Return whether to end a running cell early; called at every poll."""
-        return False
-
     def settled(self, cell: Cell, state: str) -> str:
         """Learn from a cell that has ended; return a remark for the user."""
         return ""
@@ -70,7 +66,7 @@ class Chooser:
 @dataclass
 class CellStatus:
     cell: Cell
-    state: str = "waiting"  # running, elsewhere, finished, diverged, stopped, failed, interrupted
+    state: str = "waiting"  # running, elsewhere, finished, diverged, failed, interrupted
     reason: str = ""
 
     @property
@@ -87,7 +83,6 @@ class _Job:
     started: float
     process: Any = None
     log_start: int = 0
-    is_stopped: bool = False  # by the chooser
 
 
 def start_process(words: Sequence[str], log: IO[bytes], lock: IO[str], environment: Mapping[str, str]) -> Process:
@@ -117,12 +112,11 @@ class Runner:
         slots: Sequence[Environment] = ({},),
         *,
         nproc: str = "auto",
-        track: Sequence[str] = (),
         tell: Callable[[str], None],
         start: Callable[..., Process] = start_process,
     ) -> None:
         self.chooser, self.runs_dir, self.tell, self.start = chooser, runs_dir, tell, start
-        self.options = ["--nproc", nproc, *(word for tracker in track for word in ("--track", tracker))]
+        self.options = ["--nproc", nproc]
         self.free = deque(slots)
         self.jobs: list[_Job] = []
         self.statuses: list[CellStatus] = []
@@ -212,9 +206,6 @@ class Runner:
     def _look_at(self, job: _Job, stopping: bool) -> None:
         cell, code = job.status.cell, job.process.poll()
         if code is None:
-            if not stopping and not job.is_stopped and self.chooser.stops(cell):
-                job.is_stopped = True
-                job.process.send_signal(signal.SIGTERM)
             return
         what, _ = job.commands.popleft()
         if code == ExitCode.DONE and what != "train":
@@ -227,7 +218,7 @@ class Runner:
         if code == ExitCode.DONE:
             state = "interrupted" if job.commands else "finished"
         elif code == ExitCode.INTERRUPTED or (stopping and code == -signal.SIGTERM):  # the latter: no handler yet
-            state = "stopped" if job.is_stopped else "interrupted"
+            state = "interrupted"
         else:
             state = "diverged" if self.chooser.state(cell) == "diverged" else "failed"
             job.status.reason = _reason(log_of(cell.name, self.runs_dir), job.log_start, code)

@@ -1,6 +1,6 @@
 """Search over head plans and other recipe keys: Optuna proposes trials of two arms, and each trial is an ordinary run.
 
-    runs/NAME.search/journal.log   Optuna's journal: what was proposed, reported, pruned and finished
+    runs/NAME.search/journal.log   Optuna's journal: what was proposed and finished
     runs/NAME-t004/                trial 4 of the search
     runs/NAME-c004/                trial 4 of the control
     runs/NAME-winner004-seed1/     confirms trial 4 of the search on seed 1; NAME-control002-seed1 is its control
@@ -10,10 +10,8 @@ A space is given as `--over KEY=DOMAIN`:
     train.batch: 32,64                                   choices, any values that the recipe accepts
     optimizer.lr: {from: 1e-3, to: 1e-1, log: true}      a range; integers if both ends are integers
     model.laplacian_heads: {per_layer: [0, 4]}           a number for each layer
-    model.laplacian_heads: {total: [0, 16]}              a total, placed in the first layers, in the last, or spread
     model.laplacian_heads: {linear: [0, 4]}              linear(a, b), with a and b in this range
     model.laplacian_heads: {constant: [0, 4]}            the same number in every layer
-    model.operators: {per_layer: [0, 4], operator: [laplacian, exclusive]}
 
 A trial that the journal calls running is resumed by the next start, or by another process that shares the search. The
 best of many trials at one seed is partly luck. Therefore the control has the same number of Laplacian heads in every
@@ -53,18 +51,14 @@ from lapcli.recipe import (
 )
 from lapcli.recipe.reading import quoted
 from lapcli.recipe.schema import TransformerModel
-from lapcli.runs import METRICS
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.files import write_text
-from lapcli.runtime.tables import to_csv
-from lapcli.training.metrics import parse_line
 
 ARMS = {"search": "t", "control": "c"}
 CONFIRMED = {"search": "winner", "control": "control"}
-PLANS = {"per_layer": (), "total": ("total",), "linear": ("first", "last"), "constant": ("each",)}  # parameters of each
+PLANS = {"per_layer": (), "linear": ("first", "last"), "constant": ("each",)}  # parameters of each
 Params = Mapping[str, Any]  # Optuna's parameter name to value, for one trial
 _STARTUP = 5  # random proposals before TPE fits its model
-_FACTOR = 3  # successive halving promotes one in three trials of a rung
 _TRIES = 50  # duplicate or invalid proposals in a row, after which the space counts as exhausted
 
 
@@ -76,7 +70,6 @@ class Domain:
     parameters: dict[str, Any]  # Optuna's distribution of each; choices are JSON texts, since it takes no lists
     plan: str | None = None  # one of PLANS
     layers: int = 0
-    heads: int = 0
 
     def value(self, params: Params) -> Any:
         """Return the recipe value for these parameters."""
@@ -84,25 +77,9 @@ class Domain:
         own = {name: json.loads(value) if isinstance(value, str) else value for name, value in own.items()}
         if self.plan is None:
             return own[self.key]
-        counts: Any
         if self.plan == "per_layer":
-            counts = [own[f"layer{layer}"] for layer in range(self.layers)]
-        elif self.plan == "total":
-            counts = placed(own["total"], own["place"], self.layers, self.heads)
-        elif self.plan == "linear":
-            counts = f"linear({own['first']}, {own['last']})"
-        else:
-            counts = own["each"]
-        return counts if self.key == LAPLACIAN_HEADS else {own["operator"]: {"heads": counts}}
-
-
-def placed(total: int, place: str, layers: int, heads: int) -> list[int]:
-    """Distribute `total` heads: fill layers from the first or the last on, or spread them as evenly as possible."""
-    if place == "spread":
-        # Differences of rounded-down cumulative fractions: they sum to `total` exactly.
-        return [total * (layer + 1) // layers - total * layer // layers for layer in range(layers)]
-    filled = [min(heads, max(0, total - heads * layer)) for layer in range(layers)]
-    return filled if place == "first" else filled[::-1]
+            return [own[f"layer{layer}"] for layer in range(self.layers)]
+        return f"linear({own['first']}, {own['last']})" if self.plan == "linear" else own["each"]
 
 
 @dataclass(frozen=True)
@@ -135,7 +112,7 @@ class Space:
         if len(others) == len(self.domains):
             return replace(self, domains=())
         model: Any = getattr(self.base, "model")  # noqa: B009
-        return replace(self, domains=(_plan_domain(LAPLACIAN_HEADS, "constant", 0, model.heads, model), *others))
+        return replace(self, domains=(_plan_domain("constant", 0, model.heads, model.layers), *others))
 
     def plain(self) -> dict[str, Any]:
         """Return where the control starts: plain attention, and the recipe's own values where the space has them."""
@@ -201,30 +178,24 @@ def _domain(key: str, values: Sequence[Any], base: BaseRecipe) -> Domain:
 
 def _plan(key: str, value: Mapping[str, Any], plan: str, base: BaseRecipe) -> Domain:
     model: Any = getattr(base, "model", None)
-    if key not in (LAPLACIAN_HEADS, OPERATORS):
-        raise UsageError(f"--over {key}: {plan} is a head plan; use it with {LAPLACIAN_HEADS} or {OPERATORS}")
-    ends, most = value[plan], model.heads * (model.layers if plan == "total" else 1)
+    if key != LAPLACIAN_HEADS:
+        raise UsageError(f"--over {key}: {plan} is a head plan; use it with {LAPLACIAN_HEADS}")
+    ends = value[plan]
     # `type`, because isinstance(True, int) holds.
     is_pair = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
-    if not is_pair or not 0 <= ends[0] < ends[1] <= most or set(value) - {plan, "operator"}:
+    if not is_pair or not 0 <= ends[0] < ends[1] <= model.heads or set(value) - {plan}:
         raise UsageError(
-            f"--over {key}: expected {plan}: [A, B] with integers A < B from 0 to {most}, got {quoted(value)}"
+            f"--over {key}: expected {plan}: [A, B] with integers A < B from 0 to {model.heads}, got {quoted(value)}"
         )
-    named = value.get("operator", "laplacian")
-    operators = (named if isinstance(named, list) else [named]) if key == OPERATORS else []
-    return _plan_domain(key, plan, ends[0], ends[1], model, operators)
+    return _plan_domain(plan, ends[0], ends[1], model.layers)
 
 
-def _plan_domain(key: str, plan: str, low: int, high: int, model: Any, operators: Sequence[str] = ()) -> Domain:
-    from optuna.distributions import CategoricalDistribution, IntDistribution
+def _plan_domain(plan: str, low: int, high: int, layers: int) -> Domain:
+    from optuna.distributions import IntDistribution
 
-    names = PLANS[plan] or [f"layer{layer}" for layer in range(model.layers)]
-    parameters: dict[str, Any] = {f"{key}.{name}": IntDistribution(low, high) for name in names}
-    if plan == "total":
-        parameters[f"{key}.place"] = CategoricalDistribution(('"first"', '"last"', '"spread"'))
-    if operators:
-        parameters[f"{key}.operator"] = CategoricalDistribution(tuple(map(json.dumps, operators)))
-    return Domain(key, parameters, plan, model.layers, model.heads)
+    names = PLANS[plan] or [f"layer{layer}" for layer in range(layers)]
+    parameters: dict[str, Any] = {f"{LAPLACIAN_HEADS}.{name}": IntDistribution(low, high) for name in names}
+    return Domain(LAPLACIAN_HEADS, parameters, plan, layers)
 
 
 @dataclass(frozen=True)
@@ -243,47 +214,35 @@ class Settings:
             raise UsageError(f"{self.metric[:60]!r} is not a validation metric of this recipe; use {', '.join(known)}")
         return known[self.metric][1]
 
-    @property
-    def rung(self) -> int | None:
-        """The first validation, at which trials may be stopped; None if it is not before the last step."""
-        every, steps = self.space.base.validation.every, self.space.base.train.steps
-        return None if every is None or (steps is not None and every >= steps) else every
-
 
 class Search(Chooser):
-    """Chooses the trials of a search; without a folder of runs its studies are in memory, for `--dry-run`."""
+    """Chooses the trials of a search."""
 
-    def __init__(self, settings: Settings, runs_dir: Path | None) -> None:
+    def __init__(self, settings: Settings, runs_dir: Path) -> None:
         import optuna
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-        super().__init__([], runs_dir or Path())
+        super().__init__([], runs_dir)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.settings, self.states = settings, optuna.trial.TrialState
         self.spaces = {"search": settings.space, "control": settings.space.control()}
         self.folder = self.runs_dir / f"{settings.name}.search"
-        self.journal: Any = None
-        if runs_dir is not None:
-            from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = str(self.folder / "journal.log")
-            self.journal = optuna.storages.JournalStorage(JournalFileBackend(file, JournalFileOpenLock(file)))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = str(self.folder / "journal.log")
+        self.journal = optuna.storages.JournalStorage(JournalFileBackend(file, JournalFileOpenLock(file)))
         self.studies = {arm: self._study(arm) for arm in ARMS}
         self._trials: dict[str, tuple[str, int]] = {}  # name to arm and number, of trials that were handed out
-        self._read: dict[str, int] = {}  # bytes of metrics that were reported
 
     def _study(self, arm: str) -> Any:
         """Open the arm's study; UsageError if it is that of another search."""
         from optuna import create_study
         from optuna.distributions import distribution_to_json
-        from optuna.pruners import NopPruner, SuccessiveHalvingPruner
 
-        settings, space, rung = self.settings, self.spaces[arm], self.settings.rung
+        settings, space = self.settings, self.spaces[arm]
         study = create_study(
             study_name=arm,
             storage=self.journal,
             direction="maximize" if settings.direction == "higher" else "minimize",
-            pruner=SuccessiveHalvingPruner(min_resource=rung, reduction_factor=_FACTOR) if rung else NopPruner(),
             load_if_exists=True,
         )
         # `--trials` and `--confirm` are not part of it: a search may be resumed with more of them.
@@ -376,35 +335,6 @@ class Search(Chooser):
         arm, number = self._trials[cell.name]
         return Trial(self.studies[arm], self.studies[arm].trials[number]._trial_id)
 
-    def stops(self, cell: Cell) -> bool:
-        """Report the validations that are new since the last call; return whether successive halving prunes one."""
-        metrics, begin = self.runs_dir / cell.name / METRICS, self._read.get(cell.name, 0)
-        size = metrics.stat().st_size if metrics.is_file() else 0
-        if size <= begin:
-            # A resumed run removes the lines after its checkpoint and computes them again.
-            self._read[cell.name] = size
-            return False
-        with metrics.open("rb") as file:
-            file.seek(begin)
-            content = file.read()
-        complete = content[: content.rfind(b"\n") + 1]
-        self._read[cell.name] = begin + len(complete)
-        trial = None
-        for line in filter(None, map(parse_line, complete.splitlines())):
-            value, step = line.get(self.settings.metric), line["step"]
-            # Not the validation of the last step: a trial that is finished need not be stopped.
-            is_end = step >= (cell.loaded.train.steps or math.inf)
-            if step == 0 or is_end or not isinstance(value, int | float) or not math.isfinite(value):
-                continue
-            trial = trial or self._open(cell)
-            if step > max(trial.study.trials[trial.number].intermediate_values, default=0):
-                trial.report(value, step)
-                if trial.should_prune():
-                    # Told before the run is stopped: whatever is killed in between, the trial stays pruned.
-                    self._tell(cell, state=self.states.PRUNED)
-                    return True
-        return False
-
     def settled(self, cell: Cell, state: str) -> str:
         arm, number = self._trials[cell.name]
         if self.studies[arm].trials[number].state != self.states.RUNNING or state not in ("finished", "diverged"):
@@ -482,10 +412,8 @@ class Search(Chooser):
         judged = verdict(values.get("search", {}), values.get("control", {}), settings.metric, settings.direction)
         if not cells:
             judged["verdict"] = "The winner is the control itself: no other recipe in the space was better."
-        lines = [[*map(row.get, ("trial", "arm", "state", "value")), json.dumps(row["values"])] for row in rows]
-        write_text(self.folder / "trials.csv", to_csv(("trial", "arm", "state", settings.metric, "values"), lines))
         write_text(self.folder / "winner.yaml", recipe_to_yaml(self.spaces["search"].load(winner.params)))
-        files = [str(self.folder / name) for name in ("winner.yaml", "trials.csv")]
+        files = [str(self.folder / "winner.yaml")]
         told = {"search": settings.name, "metric": settings.metric, "trials": rows, "confirmation": values}
         return {**told, **judged, "files": files}
 

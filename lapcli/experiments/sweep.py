@@ -20,7 +20,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,10 +103,6 @@ class Grid:
     @property
     def then(self) -> list[str]:
         return [self.group.then] if isinstance(self.group.then, str) else self.group.then
-
-    def choices(self) -> list[dict[str, Any]]:
-        """Return every choice that tuning can make; an empty list without it."""
-        return combinations(self.group.tune.over) if self.group.tune else []
 
     def tune_cells(self) -> list[Cell]:
         tune = self.group.tune
@@ -194,7 +190,7 @@ class Sweep:
     report_place: str = ""
 
     def check(self) -> None:
-        """Raise RecipeError with every problem of every cell that tuning can lead to, before anything is started."""
+        """Raise RecipeError with every problem of every cell, before anything is started."""
         # First the size: three keys with a hundred values each would be a million recipes to check.
         overs = [each.over for grid in self.grids for each in (grid.group, grid.group.tune) if each is not None]
         if (count := sum(math.prod(map(len, over.values())) for over in overs)) > MOST_CELLS:
@@ -207,16 +203,6 @@ class Sweep:
         for grid in self.grids:
             for make in (grid.tune_cells, grid.cells):
                 problems += [problem for problem in _check(grid, make, seen) if problem not in problems]
-        for grid in self.grids:
-            # Only the first seed: no other key of a recipe depends on it.
-            first = {key: values[:1] if key == "seed" else values for key, values in grid.group.over.items()}
-            known = set(problems)
-            for choice in grid.choices():
-                words = " ".join(f"{key}={value}" for key, value in choice.items())
-                # A copy of `seen`: only one of the choices will be made.
-                new = set(_check(grid, partial(grid.cells, choice, first), dict(seen))) - known
-                known |= new
-                problems += [replace(each, message=f"{each.message}, if tuning chooses {words}") for each in new]
         if problems:
             raise RecipeError(self.name, in_reading_order(problems, self.name))
 
@@ -356,10 +342,8 @@ def known_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[t
     return wanted
 
 
-def sweep_cost(
-    known: Sequence[tuple[Cell, bool]], runs_dir: Path, device: Device | None = None, devices: int = 1
-) -> dict[str, Any]:
-    """Plan every cell on that many devices, without `device` on this machine's, and say what is left to do."""
+def sweep_cost(known: Sequence[tuple[Cell, bool]], runs_dir: Path, device: Device | None = None) -> dict[str, Any]:
+    """Plan every cell on one device, by default this machine's, and say what is left to do."""
     plans: dict[str, TrainingPlan] = {}
     cells: list[dict[str, Any]] = []
     for cell, waits in known:
@@ -369,7 +353,7 @@ def sweep_cost(
             values.pop(key, None)
             values.get("model", {}).pop(key, None)
         shape = json.dumps(values, sort_keys=True)
-        plan = plans[shape] = plans.get(shape) or plan_training(cell.loaded, devices, device)
+        plan = plans[shape] = plans.get(shape) or plan_training(cell.loaded, 1, device)
         training = progress(cell, runs_dir)
         left = 0.0 if training.is_trained else 1 - training.step / plan.steps if plan.steps else 1.0
         state = "trained" if training.is_trained and commands_left(cell, runs_dir) else training.status
@@ -380,4 +364,4 @@ def sweep_cost(
     columns = {name: [cell[name] for cell in cells] for name in names}
     totals = {name: None if None in values else sum(values) for name, values in columns.items()}
     share = "" if plan.mfu is None else f" at {plan.mfu:.0%} of the peak"
-    return {"cells": cells, **totals, "devices": f"{devices} x {plan.device}{share}"}
+    return {"cells": cells, **totals, "devices": f"1 x {plan.device}{share}"}

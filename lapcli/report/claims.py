@@ -9,7 +9,7 @@ noise: the paired differences that carry the relation, seed by seed, have to be 
     undecided    the noise of these seeds allows either
     not run      there is no baseline, or nothing to compare with it
 
-Only runs of the paper's own recipe count. The same relations on other runs are shown beside as evidence about those.
+Only runs of the paper's own recipe count.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,6 @@ class Claim:
     heads: list[int]
     drop_paths: Literal["each", "best baseline", "any"] = "any"
     left_out: dict[str, list[float]] = field(default_factory=dict)  # drop paths that the paper excludes, by data set
-    general: bool = True  # also judged on other data and models
 
 
 @cache
@@ -222,7 +221,6 @@ class ClaimVerdict:
     status: Status
     evidence: list[str]
     seeds: int = 0  # the fewest of its comparisons
-    elsewhere: list[tuple[str, Status, str]] = field(default_factory=list)  # runs, status, evidence
 
     @property
     def words(self) -> str:
@@ -246,17 +244,13 @@ def judge(claim: Claim, families: Sequence[Sequence[Grid]]) -> ClaimVerdict:
             [grid for grid in family if _scope(claim, grid) == scope and paper.is_papers(grid)] for family in own
         ]
         # Of several families, such as the stages of one model, the one that says most about the claim.
-        judged: list[Judged] = [_judged(claim, scope, family, claim.heads) for family in fitting if family]
+        judged: list[Judged] = [_judged(claim, scope, family) for family in fitting if family]
         none: Judged = ("not run", 0, ["no runs of the paper's recipe"])
         status, seeds, lines = min(judged, key=_order, default=none)
         statuses.append(status)
         verdict.evidence += [f"{scope}: {line}" for line in lines]
         verdict.seeds = min(verdict.seeds or seeds, seeds) if status != "not run" else verdict.seeds
     verdict.status = _combined(statuses)
-    for family in own if claim.general else ():
-        others = [grid for grid in family if not (_scope(claim, grid) in claim.scopes and paper.is_papers(grid))]
-        if others and (made := _judged(claim, "", others, ()))[0] != "not run":
-            verdict.elsewhere.append((others[0].title, made[0], "; ".join(made[2])))
     return verdict
 
 
@@ -279,16 +273,16 @@ def _combined(statuses: Sequence[Status]) -> Status:
     return "not" if known <= {"not", "undecided"} else "partly"
 
 
-def _judged(claim: Claim, scope: str, family: Sequence[Grid], heads: Sequence[int]) -> Judged:
-    """Judge all parts on a family; `heads` are required, empty for runs that are judged on all that they have."""
+def _judged(claim: Claim, scope: str, family: Sequence[Grid]) -> Judged:
+    """Judge all parts on a family, by the claim's numbers of heads."""
     statuses: list[Status] = []
     lines: list[str] = []
     missing: list[str] = []
     seeds: list[int] = []
-    for grid, part, where in _settings(claim, scope, family, bool(heads), missing):
+    for grid, part, where in _settings(claim, scope, family, missing):
         for metric in _expanded(part["metric"], grid):
-            values = {k: numbers for k, numbers in values_of(grid, metric).items() if not heads or k in heads}
-            lacking = [("the baseline" if k == 0 else f"{k}L") + where for k in heads if k not in values]
+            values = {k: numbers for k, numbers in values_of(grid, metric).items() if k in claim.heads}
+            lacking = [("the baseline" if k == 0 else f"{k}L") + where for k in claim.heads if k not in values]
             half = grid.first.values.get("model.heads", 0) / 2
             finding = RELATIONS[part["relation"]](values, half=half, **part) if values else None
             statuses.append("not run" if finding is None else finding.status())
@@ -306,7 +300,7 @@ def _judged(claim: Claim, scope: str, family: Sequence[Grid], heads: Sequence[in
 
 
 def _settings(
-    claim: Claim, scope: str, family: Sequence[Grid], is_papers: bool, missing: list[str]
+    claim: Claim, scope: str, family: Sequence[Grid], missing: list[str]
 ) -> Iterator[tuple[Grid, dict[str, Any], str]]:
     """Yield each part with the grid to judge it on, and words for its drop path; note drop paths that are missing."""
     measure = str(claim.parts[0]["metric"])
@@ -315,7 +309,7 @@ def _settings(
     if claim.drop_paths == "any":  # the drop path at which the most was measured
         plain = measure.split(" / ")[0].split(" @")[0]
         kept = sorted(kept, key=lambda grid: -len(values_of(grid, plain)))[:1] if len(kept) > 1 else kept
-    elif is_papers:
+    else:
         having = {paper.drop_path(grid) for grid in kept if 0 in values_of(grid, measure)}
         missing += [f"the baseline at drop path {rate}" for rate in rates if rate not in having]
     if claim.drop_paths == "best baseline":

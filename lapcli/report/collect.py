@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lapcli.recipe import canonical_json, recipe_to_dict
 from lapcli.recipe.schema import CHAT
@@ -39,7 +39,6 @@ from lapcli.same_recipe import (
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-Which = Literal["last", "best"]
 DATA = "data sha256"  # a key of a grid beside those of the recipe
 
 
@@ -176,8 +175,8 @@ class Collection:
     notes: list[str]
 
 
-def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Collection:
-    """Read runs by name, folder or pattern, and the numbers of their last or best weights; only finished runs count."""
+def collect(names: Sequence[str], runs_dir: Path) -> Collection:
+    """Read runs by name, folder or pattern, and the numbers of their last weights; only finished runs count."""
     paths = find_paths(names, runs_dir)
     if not paths:
         raise UsageError(f"{runs_dir} holds no run to report on; name runs, or choose another --runs-dir")
@@ -189,11 +188,9 @@ def collect(names: Sequence[str], runs_dir: Path, which: Which = "last") -> Coll
             why = f": {info['failure']}" if info.get("failure") else ""
             done = f"step {info.get('step', 0)} of {info.get('steps', '?')}"
             notes.append(f"{each.name} is {each.run.status} at {done}{why}; it counts as a gap")
-        elif which == "best" and info.get("best_step") is None:
-            notes.append(f"{each.name} keeps no best checkpoint; use --checkpoint last to include it")
         if each.whole.missing:
             notes.append(f"{each.name} started from {each.whole.missing}, which is missing and not compared")
-    return Collection(runs, _numbers(runs, [str(path) for path in paths], which, notes), notes)
+    return Collection(runs, _numbers(runs, [str(path) for path in paths], notes), notes)
 
 
 def _is_search(path: Path) -> bool:
@@ -201,8 +198,8 @@ def _is_search(path: Path) -> bool:
     return file.is_file() and read_json(file, "remove it and run the sweep again").get("search") is True
 
 
-def _numbers(runs: Sequence[ReportRun], paths: Sequence[str], which: Which, notes: list[str]) -> "DataFrame":
-    """Return the finite numbers of the chosen weights, with `measure`."""
+def _numbers(runs: Sequence[ReportRun], paths: Sequence[str], notes: list[str]) -> "DataFrame":
+    """Return the finite numbers of the last weights, with `measure`."""
     import numpy as np
     import pandas
 
@@ -210,11 +207,10 @@ def _numbers(runs: Sequence[ReportRun], paths: Sequence[str], which: Which, note
     frame["value"] = pandas.to_numeric(frame["value"], errors="coerce").replace([np.inf, -np.inf], np.nan)
     by_name = {run.name: run for run in runs}
     frame = frame[frame["run"].map(lambda name: by_name[name].run.is_finished).astype(bool)]
-    cost = frame["task"] == "training"
-    chosen = cost | (frame["checkpoint"] == "last" if which == "last" else frame["is_best"].astype(bool))
+    chosen = (frame["task"] == "training") | (frame["checkpoint"] == "last")
     measured = frame[~chosen & (frame["task"] != "validation")]
     for (run, task, step), _ in measured.groupby(["run", "task", "step"], dropna=False):
-        notes.append(f"{run}: {task} of step {step} is not of the {which} weights and is left out")
+        notes.append(f"{run}: {task} of step {step} is not of the last weights and is left out")
     frame = frame[chosen & frame["value"].notna()].copy()
     frame["seeds"] = frame["run"].map({run.name: run.seed for run in runs})
     mains = {key: _main(list(metrics)) for key, metrics in frame.groupby(["run", "task"])["metric"]}

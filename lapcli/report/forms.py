@@ -1,7 +1,4 @@
-"""The forms in which a report's table leaves it: text, Markdown and LaTeX, and the file that `--out` names.
-
-Text from recipes and names is escaped, so that it never becomes markup.
-"""
+"""A report's table as text, and the file that `--out` names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +19,6 @@ class Entry:
     text: str
     after: str = ""
     mark: Literal["best", "second"] | None = None
-    is_number: bool = False  # mathematics in LaTeX
 
 
 @dataclass(frozen=True)
@@ -44,80 +40,6 @@ def to_text(table: Table, width: int | None = None) -> str:
     notes = [line for note in [*legend, *table.notes] for line in wrapped(note, width=width, indent="  ")]
     lines = fitted([list(table.header), *rows], width=width)
     return "\n".join([*wrapped(table.title, width=width), "", *lines, "", *notes])
-
-
-def _with_marking(table: Table) -> list[str]:
-    return [*table.notes, *(["Best in bold, second best underlined."] if table.has_marks else [])]
-
-
-def to_markdown(table: Table) -> str:
-    marks = {"best": ("**", "**"), "second": ("<u>", "</u>"), None: ("", "")}
-    rows = [list(map(_escaped_markdown, table.header)), ["---"] * len(table.header)]
-    for row in table.rows:
-        rows.append([_escaped_markdown(entry.text + entry.after).join(marks[entry.mark]) for entry in row])
-    # Two trailing spaces are Markdown's line break.
-    notes = [_escaped_markdown(line) + "  " for line in _with_marking(table)]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([f"**{_escaped_markdown(table.title)}**", "", *lines, "", *notes])
-
-
-def _escaped_markdown(text: str) -> str:
-    escaped = "".join(f"\\{letter}" if letter in "\\|`*_[]<>#" else letter for letter in text)
-    return escaped.replace("&", "&amp;").replace("\n", " ")
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "[": "{[}",  # at the start of a row it would be read as the optional argument of the \\ before
-    "]": "{]}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "·": r"\textperiodcentered{}",
-    "−": r"$-$",
-    "±": r"$\pm$",
-    "Δ": r"$\Delta$",
-}
-
-
-def to_latex(table: Table) -> str:
-    """Format a table in the paper's style; LaTeX needs only the package booktabs."""
-    header = [f"\\textbf{{{_escaped_latex(name)}}}" for name in table.header]
-    caption = _escaped_latex(" ".join([f"{table.title}.", *_with_marking(table)]))
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        "\\begin{table}[h]",
-        "  \\centering",
-        f"  \\caption{{{caption}}}",
-        f"  \\begin{{tabular}}{{@{{}}l{'c' * (len(header) - 1)}@{{}}}}",
-        "    \\toprule",
-        "    " + " & ".join(header) + " \\\\",
-        "    \\midrule",
-        *("    " + " & ".join(map(_latex_entry, row)) + " \\\\" for row in table.rows),
-    ]
-    return "\n".join([*lines, "    \\bottomrule", "  \\end{tabular}", "\\end{table}"])
-
-
-def _latex_entry(entry: Entry) -> str:
-    if not entry.is_number:
-        return _escaped_latex(entry.text + entry.after)
-    if entry.text == GAP:
-        return "--"
-    number = entry.text.replace("±", r"\pm")
-    text = f"$\\mathbf{{{number}}}$" if entry.mark == "best" else f"${number}$"
-    return (f"\\underline{{{text}}}" if entry.mark == "second" else text) + entry.after
-
-
-def _escaped_latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter if letter.isascii() else "?") for letter in text.replace("\n", " "))
 
 
 def write_for_user(path: Path, text: str) -> None:

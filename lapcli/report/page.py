@@ -73,11 +73,10 @@ def page(report: Report, experiments: Sequence[Experiment]) -> str:
         summary=_summary(runs),
         experiments=[_shown(experiment, report) for experiment in experiments],
         papers=papers,
-        told=[verdict for verdict in judged if verdict.status != "not run" or verdict.elsewhere],
-        untold=[verdict for verdict in judged if verdict.status == "not run" and not verdict.elsewhere],
+        told=[verdict for verdict in judged if verdict.status != "not run"],
+        untold=[verdict for verdict in judged if verdict.status == "not run"],
         counts=Counter(verdict.status for verdict in judged),
         runs=[_run_row(run) for run in runs],
-        facts=_facts(runs),
         ladders=ladders_in(report.collection.runs[0].run.path.parent),
         notes=[*(f"gap: {gap}" for gap in report.gaps()), *report.notes],
         plotly=Markup(get_plotlyjs()) if any(each.charts for each in experiments) else "",
@@ -105,14 +104,12 @@ def _shown(experiment: Experiment, report: Report) -> dict[str, Any]:
         f"{runs[0].run.info['steps']:,} steps" if isinstance(runs[0].run.info.get("steps"), int) else "",
         str(runs[0].run.info.get("data") or ""),
     ]
-    commands = [str(each) for grid in grids for each in grid.frame["command"].dropna()]
     return {
         "experiment": experiment,
         "summary": "; ".join(part for part in parts if part) + ".",
         "unfinished": [_progress(run) for run in runs if not run.run.is_finished],
         "tables": tables,
         "figures": _analysis_figures(runs),
-        "commands": _distinct(commands),
         "differences": paper.differences(grids[0]),
     }
 
@@ -126,7 +123,6 @@ def _table_command(grid: Grid, table: ScoreTable, report: Report) -> str:
     words = ["lap", "report", *(run.name for run in grid.runs)]
     words += ["--columns", ",".join(dict.fromkeys(column.name.split(" [")[0] for column in table.columns))]
     words += [] if grid.rows_by == (HEADS,) else ["--rows", ",".join(grid.rows_by)]
-    words += ["--checkpoint", "best"] if report.which == "best" else []
     return shlex.join(words) + _runs_dir(report)
 
 
@@ -177,17 +173,6 @@ def _summary(runs: Sequence[ReportRun]) -> str:
     newest = max((time_of(run.run.info) for run in runs), default=0)
     when = f", the last change {datetime.fromtimestamp(newest, UTC):%Y-%m-%d %H:%M} UTC" if newest > 0 else ""
     return f"{len(runs)} runs ({what}), {finished} of them finished{when}. Made by lap {__version__}."
-
-
-def _facts(runs: Sequence[ReportRun]) -> dict[str, list[str]]:
-    """Return versions, machines and data of all runs, each once."""
-    infos = [run.run.info for run in runs]
-    versions = [info["versions"] for info in infos if isinstance(info.get("versions"), dict)]
-    return {
-        "Versions": _distinct(", ".join(f"{name} {version}" for name, version in some.items()) for some in versions),
-        "Hardware": _distinct(str(info.get("device", "unknown")) for info in infos),
-        "Data": _distinct(f"{info.get('data')} (sha256 {str(info.get('data_sha256', ''))[:16]})" for info in infos),
-    }
 
 
 def _run_row(run: ReportRun) -> list[Any]:

@@ -5,16 +5,15 @@ means that read the same are never best. A gap is `-` for people, an empty field
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lapcli.report.collect import Collection, Grid, RowKey, Which, collect, grids_of
-from lapcli.report.forms import GAP, Entry, Table, to_latex, to_markdown, to_text
+from lapcli.report.collect import Collection, Grid, RowKey, collect, grids_of
+from lapcli.report.forms import GAP, Entry, Table, to_text
 from lapcli.report.statistics import Paired, Summary, compare, summarise
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.tables import to_csv
 from lapcli.same_recipe import HEADS
 
 LABELS = {
@@ -101,7 +100,6 @@ class Report:
     grids: list[Grid]
     tables: list[ScoreTable]
     notes: list[str]
-    which: Which = "last"
 
     def gaps(self) -> list[str]:
         return [gap for table in self.tables for gap in table.gaps()]
@@ -113,11 +111,9 @@ def report_on(
     *,
     rows: Sequence[str] = (HEADS,),
     columns: Sequence[str] | None = None,
-    baseline: str | None = None,
-    which: Which = "last",
 ) -> Report:
     """Make a table for each grid of the runs."""
-    collection = collect(names, runs_dir, which)
+    collection = collect(names, runs_dir)
     notes = collection.notes
     named = {Path(name).name for name in names}
     searches = [run.name for run in collection.runs if run.is_search and run.name not in named]
@@ -128,21 +124,15 @@ def report_on(
     tables = []
     row_name = ", ".join("Laplacian heads" if key == HEADS else key for key in rows)
     for grid, measures in zip(grids, _columns(grids, columns, notes), strict=True):
-        against = grid.baseline
-        if baseline is not None:
-            against = next((row for row in grid.rows if row.label == baseline), None)
         if measures:
-            tables.append(table_of(grid, measures, row_name, against))
-    if baseline is not None and not any(table.baseline == baseline for table in tables):
-        labels = ", ".join(dict.fromkeys(row.label for table in tables for row in table.rows))
-        raise UsageError(f"--baseline: no row is called {baseline[:60]!r}; the rows are {labels}")
-    return Report(collection, grids, tables, notes, which)
+            tables.append(table_of(grid, measures, row_name))
+    return Report(collection, grids, tables, notes)
 
 
-def row_keys(paper: str | None, format_: str, rows: str, columns: str | None, baseline: str | None) -> list[str]:
+def row_keys(paper: str | None, format_: str, rows: str, columns: str | None) -> list[str]:
     """Return the keys of the rows; UsageError for options that cannot be combined."""
-    if paper is not None and (columns or baseline or rows != HEADS):
-        raise UsageError("--paper has the paper's rows and columns; leave out --rows, --columns and --baseline")
+    if paper is not None and (columns or rows != HEADS):
+        raise UsageError("--paper has the paper's rows and columns; leave out --rows and --columns")
     if paper is not None and format_ == "html":
         raise UsageError("the html page has all three of the paper's tables; leave out --paper")
     return names_in("--rows", rows)
@@ -234,9 +224,9 @@ def column_of(name: str, grid: Grid | None = None) -> Column:
     return Column(name, label, unit, direction, digits)
 
 
-def table_of(grid: Grid, measures: Sequence[str], row_name: str, baseline: RowKey | None) -> ScoreTable:
+def table_of(grid: Grid, measures: Sequence[str], row_name: str) -> ScoreTable:
     """Make the table of a grid: a row for each value, a column for each measure."""
-    columns = [column_of(measure, grid) for measure in measures]
+    columns, baseline = [column_of(measure, grid) for measure in measures], grid.baseline
     rows = [
         Row(key.label, [cell_of(grid, key, measure, baseline) for measure in measures], key == baseline)
         for key in grid.rows
@@ -311,18 +301,18 @@ def paper_text(column: Column, cell: Cell) -> str:
     return text if cell.summary is None else f"{text} ({cell.summary.mean * column.scale - mean:+z.{column.digits}f})"
 
 
-def as_shown(table: ScoreTable, *, names_baseline: bool = True) -> Table:
+def as_shown(table: ScoreTable) -> Table:
     """Return the table for people: for each measure its mean, the difference to the baseline, the paper's number."""
     header, rows = [table.row_name], []
     for row in table.rows:
-        is_named = names_baseline and row.is_baseline and row.label != "Baseline"
+        is_named = row.is_baseline and row.label != "Baseline"
         rows.append([Entry(row.label, " (baseline)" if is_named else "")])
     for number, column in enumerate(table.columns):
         cells = [row.cells[number] for row in table.rows]
         header.append(column.label)
         for entries, cell in zip(rows, cells, strict=True):
             count = f" ({cell.summary.n})" if cell.summary else ""
-            entries.append(Entry(mean_text(column, cell), count, cell.mark, is_number=True))
+            entries.append(Entry(mean_text(column, cell), count, cell.mark))
         more = [(f"Δ to {table.baseline}", paired_text)] if any(cell.paired for cell in cells) else []
         more += [("paper (ours − paper)", paper_text)] if table.has_paper else []
         for name, text in more:
@@ -377,35 +367,22 @@ def _cell_to_dict(column: Column, cell: Cell) -> dict[str, Any]:
     return values
 
 
-CSV_HEADER = (
-    *("table", "row", "measure", "unit", "mean", "std", "standard_error", "n", "interval_low", "interval_high"),
-    *("difference", "pairs", "difference_low", "difference_high", "p", "paper_mean", "paper_std", "ours_minus_paper"),
-    "missing_seeds",
-)
+def _csv(tables: Sequence[ScoreTable]) -> str:
+    """Return one cell a line, in the shown unit: the numbers of `to_dict`, nested names joined by a dot."""
+    import pandas
 
-
-def _csv_rows(tables: Sequence[ScoreTable]) -> Iterator[list[Any]]:
-    """Yield one cell a line, in the shown unit."""
-    for table in tables:
-        for row in table.rows:
-            for column, cell in zip(table.columns, row.cells, strict=True):
-                values = _cell_to_dict(column, cell)
-                paired, paper = values["paired"] or {}, values["paper"] or {}
-                yield [
-                    *(table.title, row.label, column.name, "%" if column.unit == "fraction" else column.unit),
-                    *(values[key] for key in ("mean", "std", "error", "n")),
-                    *(values["interval"] or (None, None)),
-                    *(paired.get("difference"), paired.get("n"), *(paired.get("interval") or (None, None))),
-                    *(paired.get("p"), paper.get("mean"), paper.get("std"), paper.get("ours_minus_paper")),
-                    " ".join(cell.missing),
-                ]
+    rows = [
+        {"table": table.title, "row": row.label, "measure": column.name, **_cell_to_dict(column, cell)}
+        for table in tables
+        for row in table.rows
+        for column, cell in zip(table.columns, row.cells, strict=True)
+    ]
+    return str(pandas.json_normalize(rows).to_csv(index=False)).rstrip("\n")
 
 
 #: The formats of `lap report --format`, except the page.
 FORMATS: dict[str, Callable[[Sequence[ScoreTable]], str]] = {
     "table": lambda tables: "\n\n".join(to_text(as_shown(table)) for table in tables),
-    "markdown": lambda tables: "\n\n".join(to_markdown(as_shown(table)) for table in tables),
-    "latex": lambda tables: "\n\n".join(to_latex(as_shown(table, names_baseline=False)) for table in tables),
-    "csv": lambda tables: to_csv(CSV_HEADER, _csv_rows(tables)).rstrip("\n"),
+    "csv": _csv,
     "json": lambda tables: json.dumps([to_dict(table) for table in tables], indent=2),
 }

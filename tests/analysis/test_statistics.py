@@ -1,7 +1,6 @@
 """Principal components against scikit-learn's."""
 
 import numpy as np
-import pytest
 from sklearn import decomposition
 
 from lapcli.analysis.statistics import principal_components
@@ -15,11 +14,3 @@ def test_components_are_scikit_learns():
     np.testing.assert_allclose(np.abs(directions @ theirs.components_.T), np.eye(2), atol=1e-9)
     np.testing.assert_allclose(np.abs(places), np.abs(theirs.transform(x)), atol=1e-9)
     assert all(row[np.abs(row).argmax()] > 0 for row in directions)
-
-
-def test_components_that_do_not_exist_are_zero():
-    places, _, shares = principal_components(np.full((5, 3), 0.1), 2)
-    assert not places.any()
-    assert not shares.any()
-    line = np.arange(6.0)[:, None] * [[1.0, 2.0]]
-    assert principal_components(line, 3)[2] == pytest.approx([1, 0, 0])

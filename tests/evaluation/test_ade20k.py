@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 from image_support import encoded, write_parquet
 from PIL import Image
 from scene_support import COLOURS, scene, write_scenes
@@ -11,14 +10,14 @@ from lapcli.evaluation.ade20k import (
     IGNORED,
     SceneReader,
     choose_crop,
-    is_ade20k,
     open_ade20k,
 )
 from lapcli.runtime.errors import DataError
 
 
 def test_labels_move_down_by_one_and_nothing_becomes_255(tmp_path):
-    data = open_ade20k(str(write_scenes(tmp_path / "ade")))
+    root = write_scenes(tmp_path / "ade")
+    data = open_ade20k(str(root))
     assert (len(data.train), len(data.validation)) == (8, 3)
     for index in range(3):
         image, labels = data.validation.scene(index)
@@ -27,11 +26,15 @@ def test_labels_move_down_by_one_and_nothing_becomes_255(tmp_path):
         assert (labels[raw == 0] == IGNORED).all()
         assert (labels[raw > 0] == raw[raw > 0] - 1).all()
         assert {149, IGNORED} <= set(np.unique(labels))
+    bad = root / "annotations" / "training" / "0004.png"
+    Image.open(bad).convert("RGB").save(bad)
+    with pytest.raises(DataError) as error:
+        data.train.scene(4)
+    assert str(bad) in str(error.value)
 
 
 def test_the_archives_own_folder_and_parquet_files_are_the_same(tmp_path):
     write_scenes(tmp_path / "a" / "ADEChallengeData2016")
-    assert is_ade20k(tmp_path / "a")
     folder = open_ade20k(str(tmp_path / "a"))
     for split, count, first in (("train", 8, 0), ("validation", 3, 1000)):
         scenes = [scene(first + number) for number in range(count)]
@@ -40,48 +43,15 @@ def test_the_archives_own_folder_and_parquet_files_are_the_same(tmp_path):
             "annotation": [{"bytes": encoded(Image.fromarray(labels)), "path": None} for _, labels in scenes],
         }
         write_parquet(tmp_path / "b" / f"{split}-00000-of-00001.parquet", columns)
-    assert not is_ade20k(tmp_path / "b")
     tables = open_ade20k(str(tmp_path / "b"))
     assert len(tables.train) == 8
     for index in range(3):
         for one, other in zip(folder.validation.scene(index), tables.validation.scene(index), strict=True):
             assert (np.asarray(one) == np.asarray(other)).all()
-    with pytest.raises(DataError, match="no column label; it has image, annotation"):
-        open_ade20k(str(tmp_path / "b"), label_column="label")
-
-
-def too_high(labels):
-    labels[3, 5] = 151
-    return Image.fromarray(labels)
-
-
-def negative(labels):
-    labels = labels.astype(np.int32)
-    labels[3, 5] = -1
-    return Image.fromarray(labels)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda labels: Image.fromarray(labels).convert("RGB"), "is not a label map: its mode is RGB"),
-        (lambda labels: Image.fromarray(labels[:, :-1]), "it has 23 x 16 pixels, the photograph has 24 x 16"),
-        (too_high, "its label 151 is not one of 0 to 150"),
-        (negative, "its label -1 is not one of 0 to 150"),
-    ],
-)
-def test_what_is_no_label_map_is_named(tmp_path, spoil, message):
-    root = write_scenes(tmp_path / "ade")
-    bad = root / "annotations" / "training" / "0004.png"
-    labels = spoil(np.array(Image.open(bad)))
-    labels.save(bad, "TIFF" if labels.mode == "I" else "PNG")  # PNG has no negative numbers
-    with pytest.raises(DataError, match=message) as error:
-        open_ade20k(str(root)).train.scene(4)
-    assert str(bad) in str(error.value)
 
 
 def test_without_a_network_the_next_step_is_named():
-    with pytest.raises(DataError, match=r"HF_HUB_OFFLINE is set.*ade20k\.data=DIR"):
+    with pytest.raises(DataError, match=r"Offline.*ade20k\.data=DIR"):
         open_ade20k("hub:zhoubolei/scene_parse_150")
 
 
@@ -116,15 +86,6 @@ def test_labels_stay_with_their_pixels(scenes, monkeypatch):
         assert image.shape == (32, 32, 3)
         for value in np.unique(classes):
             assert (image[classes == value] == colour[int(value)]).all()
-
-
-def test_a_crop_is_a_function_of_its_key(scenes):
-    reader = SceneReader(scenes, 16, (0.5, 2.0), MEAN, 7)
-    together = reader.read([Example(1, 2, 0), Example(1, 5, 0)])
-    alone = reader.read([Example(1, 5, 0)])
-    assert torch.equal(together[0][1], alone[0][0])
-    assert torch.equal(together[1][1], alone[1][0])
-    assert not torch.equal(reader.read([Example(2, 5, 0)])[0], alone[0])
 
 
 def test_one_class_is_avoided_where_it_can_be():

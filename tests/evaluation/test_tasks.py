@@ -7,7 +7,7 @@ from harness_support import make_run
 from image_support import TINY_IMAGES
 from support import ROOT, run_process
 
-from lapcli.evaluation.tasks import STOCK, chosen_tasks, evaluated_objectives, new_request, tasks_of
+from lapcli.evaluation.tasks import chosen_tasks, evaluated_objectives, new_request, tasks_of
 from lapcli.recipe import recipe_from_dict
 from lapcli.runs import open_run
 from lapcli.runtime.errors import UsageError
@@ -22,14 +22,13 @@ PAPER = ["arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval"]
         ("self_supervised", ["knn"], "ade20k"),
         ("language_model", PAPER, "bpb"),
         ("chat", PAPER, "bpb"),
-        (STOCK, ["knn"], "ade20k"),
     ],
 )
 def test_tasks_by_what_a_model_gives(objective, default, last):
     assert chosen_tasks(objective, None) == default
     assert tasks_of(objective)[-1] == last
     assert chosen_tasks(objective, f"{last}, {default[0]},{last}") == [last, default[0]]
-    assert objective == STOCK or objective in evaluated_objectives()
+    assert objective in evaluated_objectives()
 
 
 @pytest.mark.parametrize(
@@ -43,8 +42,6 @@ def test_tasks_by_what_a_model_gives(objective, default, last):
         ("language_model", "hellaswagg", "hellaswag?"),
         ("language_model", "", "''"),
         ("language_model", "doc_to_text", "doc_to_text"),  # a word of lm-eval's files
-        (STOCK, "top1", "top1"),
-        ("nonsense", "top1", "nonsense"),
     ],
 )
 def test_others_are_refused_with_the_nearest_name(objective, name, named):
@@ -62,16 +59,15 @@ def test_names_of_lm_eval_are_its_tasks_and_groups():
 @pytest.mark.parametrize(
     ("objective", "tasks", "options", "named"),
     [
-        ("chat", "gsm8k", {"temperature": 0.0}, "--samples 1"),
-        ("chat", "gsm8k", {"protocol": "paper1"}, "--protocol"),
-        ("chat", "gsm8k", {"protocol": "harness", "samples": 3}, "--samples"),
+        ("chat", "gsm8k", {"set": ["sampling.temperature=0"]}, "sampling.samples=1"),
+        ("chat", "gsm8k", {"protocol": "harness", "set": ["sampling.samples=3"]}, "sampling.samples"),
         ("chat", "hellaswag", {}, "--protocol harness"),
         ("chat", "bpb", {}, "--data"),
         ("chat", "gsm8k", {"set": ["linear.steps=3"]}, "--set"),
         ("language_model", "arc_easy", {"protocol": "paper"}, "--protocol harness"),
         ("language_model", "spelling", {}, "lap sft"),
-        ("images", "top1", {"samples": 3}, "--samples"),
-        ("images", "top1", {"fresh": True}, "--fresh"),
+        ("images", "top1", {"set": ["sampling.samples=3"]}, "sampling"),
+        ("images", "top1", {"seed": 3}, "--seed"),
         ("images", "knn", {"set": ["linear.steps=3"]}, "linear"),
         ("images", "knn", {"set": ["knn.neighbors=[1]"]}, "neighbours"),
     ],
@@ -105,7 +101,7 @@ for words in commands:
         "--run language_model --tasks top1",
         "--run language_model --tasks spelling",
         "--run language_model --protocol paper",
-        "--run images --samples 3",
+        "--run images --seed 3",
         "--run images --tasks knn --set knn.neighbors=[1]",
     ]
     result = run_process(

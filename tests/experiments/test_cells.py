@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lapcli.experiments.cells import cell_name, combinations, overrides_of, parse_over, split_values
+from lapcli.experiments.cells import cell_name, overrides_of, parse_over, split_values
 from lapcli.recipe.loading import apply_overrides
 from lapcli.recipe.reading import Document
 from lapcli.runtime.errors import UsageError
@@ -42,12 +42,6 @@ def test_what_over_does_not_accept(options):
         parse_over(options)
 
 
-def test_every_combination_once_and_the_last_key_fastest():
-    cells = combinations({HEADS: [0, 3], "seed": [0, 1, 2]})
-    assert [(cell[HEADS], cell["seed"]) for cell in cells] == [(0, 0), (0, 1), (0, 2), (3, 0), (3, 1), (3, 2)]
-    assert combinations({}) == [{}]
-
-
 @pytest.mark.parametrize(
     ("values", "name"),
     [
@@ -71,11 +65,6 @@ values = st.one_of(st.integers(), st.booleans(), st.none(), st.floats(allow_nan=
 @given(st.dictionaries(st.sampled_from([HEADS, "seed", "data.train", "a.b", "c.b"]), values, min_size=1), st.text())
 def test_any_value_gives_a_name_that_a_run_can_have(found, prefix):
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,109}", cell_name(prefix, found))
-
-
-@given(st.lists(st.text(max_size=40), min_size=2, max_size=2, unique=True))
-def test_two_texts_have_two_names(texts):
-    assert len({cell_name("x", {"data.train": text}) for text in texts}) == 2
 
 
 @given(st.one_of(values, st.lists(values, max_size=4)))

@@ -15,7 +15,7 @@ from sweep_support import write_recipe
 from lapcli.experiments.ladder import Ladder, LadderChooser, fit_optimum
 from lapcli.experiments.runner import Runner, failure
 from lapcli.experiments.verdicts import answer
-from lapcli.recipe import RecipeError, find_recipe, load_recipe
+from lapcli.recipe import find_recipe, load_recipe
 from lapcli.runtime.devices import GPUS
 from lapcli.runtime.errors import ExitCode, LapError, UsageError
 from lapcli.training import metrics
@@ -190,15 +190,6 @@ def test_what_a_file_gets_wrong_is_named_with_its_line(changes, words, tmp_path,
     assert not (tmp_path / "runs").exists()
 
 
-def test_options_that_name_nothing(tmp_path, capsys):
-    path = str(write_ladder(tmp_path))
-    for wrong in (["--arms", "nobody"], ["--target", "z"], ["--budget", "soon"]):
-        code, out, err = run_main(capsys, "ladder", path, *wrong, "--dry-run", "--runs-dir", str(tmp_path / "r"))
-        assert (code, out, wrong[1] in err) == (2, "", True)
-    with pytest.raises(RecipeError):
-        Ladder(tmp_path / "nothing.yaml", tmp_path)
-
-
 def test_heads_scale_with_the_rung_and_steps_with_the_parameters(tmp_path):
     rungs = {"a": {"model.heads": 2, "model.width": 16}, "b": {"model.heads": 4, "model.width": 32}}
     arms = {
@@ -225,10 +216,9 @@ def test_the_optimum_of_a_parabola_and_beyond_the_values():
 
 def test_what_a_ladder_costs_is_said_before_and_a_budget_leaves_rungs_out(tmp_path):
     ladder = Ladder(find_recipe("ladders/gpt_gpu"), tmp_path)
-    rungs = {rung["rung"]: rung for rung in ladder.cost(GPUS["l40"], price=2.0)["rungs"]}
+    rungs = {rung["rung"]: rung for rung in ladder.cost(GPUS["l40"])["rungs"]}
     hours = sum(rung["hours_left"] for name, rung in rungs.items() if name != "d12")
     assert hours == pytest.approx(18.8, rel=0.2)  # as estimated by hand from parameters and tokens
-    assert rungs["d8"]["price"] == pytest.approx(2 * rungs["d8"]["hours_left"])
     # 503 million tokens, 12 for each of the 42 million parameters.
     assert rungs["d8"]["flops"] == pytest.approx(1.5e17, rel=0.05)
     (said,) = ladder.keep_within(8.0, GPUS["l40"])

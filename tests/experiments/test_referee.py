@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lapcli.experiments.referee import Curve, Rung, Trend, detectable, holm, judge
+from lapcli.experiments.referee import Rung, Trend, detectable, holm, judge
 from lapcli.experiments.simulation import validate
 
 BASELINE = [[1.30, 1.31, 1.29], [1.10, 1.11, 1.12, 1.09], [0.95, 0.96]]
@@ -115,12 +115,6 @@ def test_a_held_out_rung_is_predicted_and_not_fitted():
     assert finding.at == "1"
     assert finding.held_out.predicted.value == pytest.approx(Trend(arm[:2]).at(1e17).value)
     assert not finding.held_out.is_inside
-
-
-def test_a_baseline_that_does_not_improve_has_no_multiplier():
-    flat = [Rung(str(c), c, [1.0, 1.0 + 1e-9], [0.9, 0.9]) for c in COMPUTES]
-    curve = Curve([Rung(r.name, r.compute, [1 + k * 1e-3, 1 + k * 1e-3 + 1e-4], r.arm) for k, r in enumerate(flat)])
-    assert curve.multiplier(1e16, -0.1, Trend(rungs([[0.1, 0.2, 0.3], [0.1] * 4, [0.2] * 2])), 0.3) is None
 
 
 @pytest.mark.long

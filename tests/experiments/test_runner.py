@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from support import HANG, ROOT, lap, run_main, run_process, start_lap, train_here
 from sweep_support import sweep_of, train_cells, write_recipe
 
-from lapcli.data.images.loader import count_workers
-from lapcli.experiments.cells import lock_cell, log_of, progress
+from lapcli.experiments.cells import lock_cell, log_of
 from lapcli.experiments.runner import Chooser, Runner, share_machine
 from lapcli.runtime.files import read_json
 from lapcli.runtime.machine import usable_cores
@@ -92,15 +90,6 @@ def test_a_cell_that_another_sweep_has_is_waited_for_and_not_trained_twice(tmp_p
     assert not log_of(cell.name, runs).exists()
 
 
-def test_a_run_of_that_name_with_another_recipe_is_not_taken_for_the_cell(tmp_path):
-    recipe, runs = write_recipe(tmp_path), tmp_path / "runs"
-    (cell,) = sweep_of(recipe, over={"seed": [1]}).grids[0].cells()
-    train_cells([cell], runs)
-    assert progress(cell, runs).is_trained
-    (changed,) = sweep_of(recipe, "optimizer.lr=0.5", over={"seed": [1]}).grids[0].cells()
-    assert (changed.name, progress(changed, runs).status) == (cell.name, "new")
-
-
 def test_names_that_are_taken_by_another_recipe_are_refused_before_anything_starts(tmp_path, capsys):
     recipe, runs = write_recipe(tmp_path), tmp_path / "runs"
     train_cells(sweep_of(recipe, over={"seed": [1, 2]}).grids[0].cells(), runs)
@@ -110,15 +99,6 @@ def test_names_that_are_taken_by_another_recipe_are_refused_before_anything_star
         assert (code, out) == (2, "")
         assert "tiny-seed1: optimizer.lr" in err
     assert not (runs / "tiny-seed3").exists()
-
-
-def test_a_folder_for_runs_that_cannot_be_is_one_sentence(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    code, _, err = run_main(
-        capsys, "sweep", str(write_recipe(tmp_path)), "--over", "seed=1", "--runs-dir", str(tmp_path / "file")
-    )
-    assert code == 2
-    assert "choose another --runs-dir" in err
 
 
 @pytest.mark.long
@@ -164,11 +144,6 @@ def test_gpus(gpus, jobs, shares, words, monkeypatch):
     assert words in said
 
 
-def test_one_job_is_told_nothing(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert share_machine(1)[0] == [{}]
-
-
 def test_threads_are_divided_and_never_none(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -179,24 +154,3 @@ def test_threads_are_divided_and_never_none(monkeypatch):
         assert sum(threads) <= max(usable_cores(), jobs)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert "OMP_NUM_THREADS" not in share_machine(2)[0][0]
-
-
-def test_the_jobs_of_a_sweep_share_the_cores_of_their_data_loaders(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(32)), raising=False)
-    monkeypatch.setattr("lapcli.runtime.machine.container_cores", lambda *paths: None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert count_workers("auto", torch.device("cuda")) == 16
-    for slot in share_machine(4)[0]:
-        with monkeypatch.context() as cell:
-            cell.setenv("LAP_CORES", slot["LAP_CORES"])
-            assert usable_cores() == 8
-            assert count_workers("auto", torch.device("cuda")) == 7
-
-
-def test_more_processes_than_a_cell_has_gpus_are_refused_before_any_cell_starts(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    arguments = ["sweep", str(write_recipe(tmp_path)), "--over", "seed=1,2", "--runs-dir", str(tmp_path / "runs")]
-    code, _, err = run_main(capsys, *arguments, "--jobs", "2", "--nproc", "3")
-    assert code == 2
-    assert "--nproc 3" in err
-    assert not list((tmp_path / "runs").glob("tiny*"))

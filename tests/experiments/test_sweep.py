@@ -8,7 +8,7 @@ from sweep_support import sweep_of, train_cells, write_recipe
 
 from lapcli.experiments.sweep import choose, known_cells
 from lapcli.planning import plan_training
-from lapcli.recipe import RecipeError, load_recipe, recipe_to_dict
+from lapcli.recipe import RecipeError, load_recipe
 from lapcli.runs import read_run
 from lapcli.runtime.devices import GPUS
 from lapcli.runtime.errors import UsageError
@@ -107,9 +107,7 @@ def test_too_many_cells_are_refused_before_one_is_made(folder):
         (["tiny.yaml", "--over", "seed=0,1", "--set", "seed=3"], "seed"),
         (["tiny.yaml", "--over", "seed=0,1", "--then", "evil"], "eval, analyze, sft"),
         (["tiny.yaml", "--over", "seed=0,1", "--then", "eval --taskss bpb"], "--taskss"),
-        (["tiny.yaml", "--over", "seed=0,1", "--then", "analyze everything"], "everything"),
         (["tiny.yaml", "--over", "seed=0,1", "--then", "eval --tasks top1"], "bpb"),
-        (["tiny.yaml", "--over", "seed=0,1", "--then", 'eval --tasks "bpb'], "--then"),
         (["tiny.yaml", "--over", "seed=0,1", "--only", "x*", "--dry-run"], "x*"),
         (["tiny.yaml", "--over", "seed=0,1", "--slurm", "--json"], "--slurm"),
         (["tiny.yaml", "--over", "seed=0,1", "--no-tune"], "--no-tune"),
@@ -129,8 +127,8 @@ def test_mistakes_of_the_command(folder, capsys, words, named):
 def test_the_dry_run_counts_what_is_left_at_each_cells_own_plan(folder, capsys):
     runs = folder / "runs"
     words = ["tiny.yaml", "--over", f"{HEADS}=0,[1,3]", "--runs-dir", str(runs)]
-    dry = ["--dry-run", "--gpu", "l40", "--gpus", "4"]
-    plan = plan_training(load_recipe(folder / "tiny.yaml"), 4, GPUS["l40"])
+    dry = ["--dry-run", "--gpu", "l40"]
+    plan = plan_training(load_recipe(folder / "tiny.yaml"), 1, GPUS["l40"])
     code, out, err = run_main(capsys, "sweep", *words, *dry, "--json")
     assert code == 0, err
     before = json.loads(out)
@@ -144,13 +142,6 @@ def test_the_dry_run_counts_what_is_left_at_each_cells_own_plan(folder, capsys):
     assert (after["hours_left"], after["flops_left"]) == (pytest.approx(before["hours"] / 2), plan.flops)
     code, out, _ = run_main(capsys, "sweep", *words, *dry)
     assert out.splitlines()[1].split()[:2] == ["tiny-0L", "finished"]
-
-
-@pytest.mark.parametrize(("nproc", "gpus"), [([], 1), (["--nproc", "4"], 4)])
-def test_a_slurm_script_asks_for_a_gpu_for_each_process(folder, capsys, nproc, gpus):
-    code, out, err = run_main(capsys, "sweep", "tiny.yaml", "--over", "seed=0,1", *nproc, "--slurm")
-    assert code == 0, err
-    assert f"#SBATCH --gpus-per-node={gpus}\n" in out
 
 
 def test_tuning_decides_what_the_grid_is_trained_with(folder, capsys):
@@ -190,15 +181,6 @@ def test_a_choice_follows_the_direction_of_its_metric(tmp_path, metric, better):
     assert choose(cells, metric, tmp_path)[0].name == better(ends, key=ends.get)
 
 
-def test_a_choice_that_leads_to_a_refused_cell_is_refused_before_tuning(folder):
-    """The recipe's own values are fine and so are those that are tuned, but not every grid that they can lead to."""
-    with pytest.raises(RecipeError) as caught:
-        read(folder, CHOICES)
-    (problem,) = caught.value.problems
-    assert "schedule.warmdown=0.7" in problem.message
-    read(folder, CHOICES.replace(", 0.7", ""))
-
-
 def test_what_is_kept_is_in_the_grid_that_follows_and_nowhere_else(folder):
     text = CHOICES.replace("    set: {schedule.warmup: 0.4}\n", "").replace("      set:", "      keep:")
     text = text.replace("0.0}", "0.1}")
@@ -231,10 +213,6 @@ SHIPPED |= {"laptop": (0, 18), "rivals_laptop": (0, 48), "regime_laptop": (0, 72
 SHIPPED |= {"rivals_cifar10": (0, 24), "rivals_novels": (0, 24)}
 
 
-def test_the_shipped_sweeps_are_known():
-    assert {path.stem for path in (ROOT / "recipes/sweeps").glob("*.yaml")} == set(SHIPPED)
-
-
 @pytest.mark.parametrize(("name", "counts"), SHIPPED.items(), ids=SHIPPED)
 def test_a_shipped_sweep(name, counts):
     sweep = sweep_of(ROOT / f"recipes/sweeps/{name}.yaml")
@@ -246,27 +224,3 @@ def test_a_shipped_sweep(name, counts):
     for cell in tuned:
         assert (cell.loaded.model.laplacian_heads, cell.loaded.seed) == (0, 0)
         assert 0 < cell.loaded.data.validation < 1  # of the training images: the test images decide nothing
-
-
-def flat(values, before=""):
-    for key, value in values.items():
-        yield from flat(value, f"{before}{key}.") if isinstance(value, dict) else [(f"{before}{key}", value)]
-
-
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet"])
-def test_the_grid_is_trained_as_it_was_tuned(name):
-    """Whatever is chosen, a cell differs from the best run in what only the one or the other may have."""
-    (grid,) = sweep_of(ROOT / f"recipes/sweeps/{name}.yaml").grids
-    allowed = {*grid.group.tune.set, *grid.group.over}
-    for choice, tuned in zip(grid.choices(), grid.tune_cells(), strict=True):
-        own = dict(flat(recipe_to_dict(tuned.loaded)))
-        first = grid.cells(choice, {HEADS: [0], "model.drop_path": [0.1], "seed": [0]})[0]
-        found = dict(flat(recipe_to_dict(first.loaded)))
-        assert {key for key in {**own, **found} if own.get(key) != found.get(key)} <= allowed
-
-
-def test_without_tuning_the_grid_on_imagenet_has_the_papers_values():
-    (grid,) = sweep_of(ROOT / "recipes/sweeps/imagenet.yaml", tune=False).grids
-    for cell in grid.cells():
-        assert cell.loaded.schedule.start_lr == 1e-3
-        assert (cell.loaded.optimizer.lr, cell.loaded.optimizer.weight_decay) == (3e-3, 0.02)

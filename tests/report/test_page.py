@@ -108,13 +108,6 @@ def test_each_figure_is_a_file_in_three_forms_with_its_data(written):
     assert (folder / f"{scores}.csv").read_bytes() in [base64.b64decode(each.split(",")[1]) for each in downloads]
 
 
-def test_the_same_runs_give_the_same_page(written, tmp_path):
-    runs, path, folder = written
-    again, figures = write_page(report_on([], runs), tmp_path / "report.html")
-    assert again.read_bytes() == path.read_bytes()
-    assert all(file.read_bytes() == (figures / file.name).read_bytes() for file in folder.glob("*.svg"))
-
-
 #: Elements that stand beyond the edge, outside of what scrolls by itself.
 BEYOND = """[...document.querySelectorAll('h1, h2, p, td, figure, .command')].filter(e =>
   !e.closest('.wide') && e.offsetParent && e.getBoundingClientRect().right >
@@ -131,6 +124,7 @@ CONTRAST = """(() => {
 })()"""
 
 
+@pytest.mark.long
 def test_in_a_browser(written):
     _, path, _ = written
     with browser() as tab:

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 import shutil
 import statistics
 import sys
@@ -177,24 +176,12 @@ def test_equal_values_are_never_best(capsys, tmp_path):
     assert "best" not in [cell["mark"] for cell in cells(table).values()]
 
 
-def test_scores_of_other_weights_are_left_out_and_best_ones_are_asked_for(capsys, tmp_path):
-    path = write_run(tmp_path, "kept", heads=2, scores={"top1": 0.8})
-    info = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps({**info, "best_step": 50}))
-    write_row(path, "top1", "top1", 0.9, unit="fraction", direction="higher", step=50, weights_sha256="b" * 64)
-    write_run(tmp_path, "plain", heads=0, scores={"top1": 0.7})
-    assert cells(tables(capsys, tmp_path)[0])["2"]["mean"] == pytest.approx(80)
-    (table,) = tables(capsys, tmp_path, "--checkpoint", "best")
-    assert {row: cell["mean"] for row, cell in cells(table).items()} == {"0": None, "2": pytest.approx(90)}
-
-
 def test_rows_by_another_key(capsys, tmp_path):
     for rate in ("0.0001", "0.01", "0.001"):
         change = [f"optimizer.lr={rate}"]
         write_run(tmp_path, f"lr{rate}", heads=2, change=change, scores={"top1": 0.5 + float(rate)})
-    (table,) = tables(capsys, tmp_path, "--rows", "optimizer.lr", "--baseline", "0.01")
+    (table,) = tables(capsys, tmp_path, "--rows", "optimizer.lr")
     assert list(cells(table)) == ["0.0001", "0.001", "0.01"]
-    assert cells(table)["0.001"]["paired"]["difference"] == pytest.approx(-0.9)
 
 
 def test_a_damaged_run_is_not_left_out_of_a_table(capsys, runs):
@@ -213,7 +200,6 @@ def test_a_damaged_run_is_not_left_out_of_a_table(capsys, runs):
         (["--rows", "model.laplacian_head"], "model.laplacian_heads"),
         (["--rows", "seed"], "--rows"),
         (["--columns", "top7"], "top7"),
-        (["--baseline", "7"], "0, 2, 4"),
         (["--paper", "table1", "--columns", "top1"], "--columns"),
         (["--paper", "table1", "--format", "html"], "--paper"),
         (["--columns", "top1,,"], "--columns"),
@@ -224,27 +210,6 @@ def test_wrong_usage(capsys, runs, arguments, named):
     assert (code, out) == (2, "")
     assert named in err
     assert "Traceback" not in err
-
-
-def test_text_from_recipes_is_no_markup(capsys, tmp_path):
-    odd = "cost $5_{x} & 100% #1 ~ ^ \\ | <b>*x*</b>"
-    write_run(tmp_path, "a", "quickstart", heads=0, change=[f"validation.prompts={json.dumps([odd])}"])
-    write_run(tmp_path, "b", "quickstart", heads=[0, 2, 4], change=['validation.prompts=["plain"]'])
-    arguments = ("--rows", "validation.prompts,model.laplacian_heads", "--columns", "validation_loss")
-    latex = report(capsys, tmp_path, "--format", "latex", *arguments)[1]
-    assert r"cost \$5\_\{x\} \& 100\% \#1 \textasciitilde{} \textasciicircum{}" in latex
-    assert not re.search(r"^\s*\[", latex, re.MULTILINE)
-
-
-def test_marks_in_latex(capsys, runs, tmp_path):
-    out = report(capsys, runs, "--format", "latex")[1]
-    assert r"$\mathbf{91.00 \pm 1.73}$ (3)" in out
-    assert r"\underline{$86.00 \pm 1.00$} (3)" in out
-    if compiler := shutil.which("pdflatex"):
-        document = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{out}\\end{{document}}"
-        (tmp_path / "table.tex").write_text(document)
-        done = run_process([compiler, "-halt-on-error", "table.tex"], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_a_report_needs_no_torch(runs):

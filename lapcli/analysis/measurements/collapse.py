@@ -62,7 +62,7 @@ class Collapse(Measurement):
         "the means in NC2, `as_printed` the means themselves, as the paper writes."
     )
     needs = frozenset({schema.CLASSES})
-    default_norm = "after"
+    norm = "after"
     columns: ClassVar = {
         "nc1": "nc1",
         **{
@@ -79,12 +79,12 @@ class Collapse(Measurement):
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         super().__init__(model, settings)
         self._classifier_CD = self.classifier_CD()
-        self._by_layer: dict[int, CollapseAccumulator] = {}
+        self._by_layer: dict[int, CollapseOfLayer] = {}
 
-    def listen(self, capture: Capture, layer: int) -> CollapseAccumulator:
-        accumulator = self._by_layer[layer] = CollapseAccumulator(self._classifier_CD, self._compare)
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        accumulator = self._by_layer[layer] = CollapseOfLayer(self._classifier_CD, self._compare)
         capture.on_labelled_tokens(self.site(layer), lambda tokens, labels, _: accumulator.update(tokens, labels))
-        return accumulator
+        return accumulator.result
 
     def _compare(self) -> None:
         """Run the model again, for NC4 of all layers."""
@@ -130,7 +130,7 @@ class Collapse(Measurement):
         return figure
 
 
-class CollapseAccumulator:
+class CollapseOfLayer:
     """Neural collapse of one layer; the rows of `classifier_CD`, W, are the classes.
 
     `result` calls `second_pass`, which passes all tokens and logits again, unless another layer's has done so.
@@ -168,7 +168,7 @@ class CollapseAccumulator:
         if not self._compared and moments.count_C.any():
             self._second_pass()
         present = np.flatnonzero(moments.count_C > 0)
-        C, D = len(present), self._classifier.shape[1]
+        C = len(present)
         mean_CD, W_CD = moments.mean_CD[present], self._classifier[present]
         centred_CD = mean_CD - mean_CD.mean(axis=0)
         if np.abs(centred_CD).max(initial=0) <= 1e-13 * np.abs(mean_CD).max(initial=0):
@@ -183,19 +183,6 @@ class CollapseAccumulator:
             values[f"nc2_equiangular_{name}"] = equiangular(vectors)
         values["nc3"] = self_duality(W_CD, centred_CD)
         values["nc4"] = self._disagree / self._compared if self._compared else None
-        if len(self._classifier) > C:
-            missing = len(self._classifier) - C
-            result.notes.append(f"{missing:,} classes have no example here; the measures are of {C:,}")
-        if C == 1:
-            result.notes.append("one class: its mean has nothing to be compared with, so NC1 to NC3 are not defined")
-        elif values["nc3"] is None:
-            result.notes.append("all class means are equal, or the classifier is zero: NC3 is not defined")
-        if C - 1 > D:
-            result.notes.append(
-                f"{C:,} classes in {D:,} dimensions: a simplex with that many corners does not fit, so NC2 > 0"
-            )
-        if C and int(moments.count_C[present].min()) == 1:
-            result.notes.append("a class with one example adds nothing to the within-class scatter of NC1")
         return result
 
 

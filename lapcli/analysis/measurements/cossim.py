@@ -5,6 +5,7 @@ ave_b  1 / (T (T - 1))  sum_{i != j} <x_i, x_j> / (|x_i| |x_j|)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from lapcli.analysis.drawing import figure_by_layer
@@ -13,9 +14,9 @@ from lapcli.measures.tokens import StreamingMoments, cosine_similarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
+    from lapcli.measures.capture import Capture
 
 
 class CosineSimilarity(Measurement):
@@ -26,31 +27,15 @@ class CosineSimilarity(Measurement):
         "output of each block."
     )
     default_layers = "all"
-    columns: ClassVar = {"cosine_similarity": "cosine similarity", "cosine_similarity_std": "cosine similarity std"}
+    columns: ClassVar = {"cosine_similarity": "cosine similarity"}
     order = 3
 
-    def token_accumulator(self) -> CosineSimilarityAccumulator:
-        return CosineSimilarityAccumulator()
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        similarity = StreamingMoments()
+        capture.on_tokens(self.site(layer), lambda tokens, _: similarity.update(cosine_similarity(tokens)[:, None]))
+        return lambda: LayerResult({"cosine_similarity": similarity.mean()})
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
         label = "cosine similarity of two tokens,\nmean over pairs and sequences"
         return figure_by_layer(analysis.runs, "cosine_similarity", label)
-
-
-class CosineSimilarityAccumulator:
-    def __init__(self) -> None:
-        self._similarity = StreamingMoments()
-        self._tokens = 0
-
-    def update(self, tokens_BTD: Tensor) -> None:
-        self._similarity.update(cosine_similarity(tokens_BTD)[:, None])
-        self._tokens = tokens_BTD.shape[1]
-
-    def result(self) -> LayerResult:
-        result = LayerResult(
-            {"cosine_similarity": self._similarity.mean(), "cosine_similarity_std": self._similarity.std()}
-        )
-        if self._tokens == 1:
-            result.notes.append("one token per sequence, so there are no pairs")
-        return result

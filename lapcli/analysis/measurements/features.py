@@ -8,7 +8,7 @@ All patches of the image are used, without a mask of the foreground. The largest
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -22,14 +22,12 @@ from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from PIL import Image
     from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
     from lapcli.analysis.analyzed_models import OpenedModel
     from lapcli.analysis.examples import ImageExamples
     from lapcli.measures.capture import Capture
-    from lapcli.models.anatomy import Anatomy
 
 PICTURES = 4  # of the data, without --image
 
@@ -43,9 +41,9 @@ class Features(Measurement):
         "Patch tokens of one image, minus their mean, on their top three principal components, each divided by its "
         "deviation; sigmoid(2 z) is red, green and blue. The largest entry of a component is positive."
     )
-    options = ("layer", "norm", "image")
+    options = ("layer", "image")
     needs = frozenset({schema.FEATURES})
-    default_norm = "after"
+    norm = "after"
     columns: ClassVar = {
         "pictures": "pictures",
         "patches": "patches",
@@ -59,8 +57,35 @@ class Features(Measurement):
         self._examples = cast("ImageExamples", model.examples)
         self._pictures = self._examples.pictures(settings.image, PICTURES)
 
-    def listen(self, capture: Capture, layer: int) -> FeatureMaps:
-        return FeatureMaps(self.model.anatomy, self._examples, self._pictures, layer, self.norm)
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        return lambda: self._maps(layer)
+
+    def _maps(self, layer: int) -> LayerResult:
+        maps: list[FeatureMap] = []
+        shares = []
+        for name, picture in self._pictures:
+            inputs_1CHW, pixels_CHW = self._examples.prepare(picture, self.model.anatomy.patch)
+            tokens_TD = self._tokens(layer, inputs_1CHW)
+            rows, columns = _grid(inputs_1CHW, len(tokens_TD))
+            rgb, share = colours(tokens_TD)
+            shares.append(share)
+            maps.append(FeatureMap(name, pixels_CHW.permute(1, 2, 0).numpy(), rgb.reshape(rows, columns, 3)))
+        result = LayerResult(pictures=maps)
+        result.values = {"pictures": len(maps), "patches": int(np.prod(maps[0].colours.shape[:2])) if maps else 0}
+        for component, value in enumerate(np.mean(shares, axis=0) if shares else []):
+            result.values[f"variance_share_{component + 1}"] = float(value)
+        return result
+
+    def _tokens(self, layer: int, inputs_1CHW: Tensor) -> np.ndarray:
+        from lapcli.measures.capture import Batch, Capture, Site
+
+        seen: list[np.ndarray] = []
+        capture = Capture(self.model.anatomy)
+        capture.on_tokens(
+            Site(layer, "output", "patch", self.norm), lambda tokens, _: seen.append(tokens[0].cpu().numpy())
+        )
+        capture.run([Batch(inputs_1CHW, None, 0)])
+        return seen[0]
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
@@ -108,50 +133,6 @@ def colours(tokens_TD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     # Whitened, then sigmoid(2 z), as in DINOv3's notebook pca.ipynb, but on all patches: the paper names no mask.
     z = z / np.where(deviation > 0, deviation, 1)
     return 1 / (1 + np.exp(-2 * z)), shares
-
-
-class FeatureMaps:
-    """The feature maps of one layer, computed by `result`."""
-
-    def __init__(
-        self,
-        anatomy: Anatomy,
-        examples: ImageExamples,
-        pictures: Sequence[tuple[str, Image.Image]],
-        layer: int,
-        norm: str,
-    ) -> None:
-        self._anatomy, self._examples, self._pictures = anatomy, examples, pictures
-        self._layer, self._norm = layer, norm
-
-    def result(self) -> LayerResult:
-        result = LayerResult()
-        maps: list[FeatureMap] = []
-        shares = []
-        for name, picture in self._pictures:
-            inputs_1CHW, pixels_CHW = self._examples.prepare(picture, self._anatomy.patch)
-            tokens_TD = self._tokens(inputs_1CHW)
-            rows, columns = _grid(inputs_1CHW, len(tokens_TD))
-            rgb, share = colours(tokens_TD)
-            shares.append(share)
-            maps.append(FeatureMap(name, pixels_CHW.permute(1, 2, 0).numpy(), rgb.reshape(rows, columns, 3)))
-            if not share.any():
-                result.notes.append(f"the patches of {name} are all equal: the map is grey")
-        result.values = {"pictures": len(maps), "patches": int(np.prod(maps[0].colours.shape[:2])) if maps else 0}
-        for component, value in enumerate(np.mean(shares, axis=0) if shares else []):
-            result.values[f"variance_share_{component + 1}"] = float(value)
-        result.pictures = maps
-        return result
-
-    def _tokens(self, inputs_1CHW: Tensor) -> np.ndarray:
-        from lapcli.measures.capture import Batch, Capture, Site
-
-        seen: list[np.ndarray] = []
-        capture = Capture(self._anatomy)
-        site = Site(self._layer, "output", "patch", self._norm)
-        capture.on_tokens(site, lambda tokens, _: seen.append(tokens[0].cpu().numpy()))
-        capture.run([Batch(inputs_1CHW, None, 0)])
-        return seen[0]
 
 
 def _grid(inputs_1CHW: Tensor, tokens: int) -> tuple[int, int]:

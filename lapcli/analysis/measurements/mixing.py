@@ -9,7 +9,7 @@ Shapes: B sequences, T tokens, C width, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -51,10 +51,19 @@ class OperatorMixing(Measurement):
     def shown_columns(cls, values: Mapping[str, Value]) -> dict[str, str]:
         return {name: name.replace("_", " ") for name in values}
 
-    def listen(self, capture: Capture, layer: int) -> MixingAccumulator:
-        accumulator = MixingAccumulator(self.model.plan.operator_names(layer))
-        capture.on_heads(layer, lambda inputs, _: accumulator.update(inputs))
-        return accumulator
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        operators = self.model.plan.operator_names(layer)
+        sums: dict[str, Any] = {}
+
+        def result() -> LayerResult:
+            found = LayerResult(words={"operators": operators})
+            for name, total in sums.items():
+                found.series[name] = total / capture.tokens
+                found.values[name] = float(np.nanmean(found.series[name]))
+            return found
+
+        capture.on_heads(layer, lambda inputs, _: add_numbers(sums, len(operators), inputs))
+        return result
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
@@ -64,39 +73,22 @@ class OperatorMixing(Measurement):
         return figure_by_head(analysis.runs, {name: name.replace("_", " ") for name in names})
 
 
-class MixingAccumulator:
-    """The numbers of one layer. Gates that depend on the input are averaged over tokens, the rest is constant."""
+def add_numbers(sums: dict[str, Any], heads: int, inputs: HeadInputs) -> None:
+    """Add the numbers of a batch, weighted by its tokens: gates of the input are averaged, the rest is constant."""
+    end = heads  # operators claim heads from the last one on
+    tokens = inputs.normed_BTC.shape[0] * inputs.normed_BTC.shape[1]
 
-    def __init__(self, operators: list[str]) -> None:
-        self._operators = operators
-        self._sums: dict[str, Any] = {}
-        self._tokens = 0
-
-    def update(self, inputs: HeadInputs) -> None:
-        end = len(self._operators)  # operators claim heads from the last one on
-        tokens = inputs.normed_BTC.shape[0] * inputs.normed_BTC.shape[1]
-        self._tokens += tokens
-        for operator, count in inputs.operators.claims:
-            if operator.name == "gate":  # its matrix is a projection of the input; that of another operator may be any
-                for parameter in inputs.operators.learnt(operator).values():
-                    gates_NI = (inputs.normed_BTC.flatten(0, 1) @ parameter.mT.to(inputs.normed_BTC.dtype)).sigmoid()
-                    # A head may have a gate for each channel; the mean over them is shown.
-                    self._add("gate", end - count, to_float64(gates_NI).mean(0).view(count, -1).mean(1), tokens)
-            end -= count
-        for name, (first, numbers_H) in inputs.operators.learnt_numbers().items():
-            self._add(name, first, to_float64(numbers_H), tokens)
-
-    def _add(self, name: str, first: int, values_H: Tensor, tokens: int) -> None:
-        """Add the values of heads from `first` on; the other heads have none."""
-        series = np.full(len(self._operators), np.nan)
+    def add(name: str, first: int, values_H: Tensor) -> None:
+        series = np.full(heads, np.nan)  # NaN of the other heads stays NaN in the sum
         series[first : first + len(values_H)] = values_H.cpu().numpy()
-        # Weighted by tokens, because the last batch may be smaller. The NaN of other heads stays NaN in the sum.
-        self._sums[name] = self._sums.get(name, 0.0) + series * tokens
+        sums[name] = sums.get(name, 0.0) + series * tokens
 
-    def result(self) -> LayerResult:
-        result = LayerResult(words={"operators": self._operators})
-        for name, sums in self._sums.items():
-            series = sums / self._tokens
-            result.series[name] = series
-            result.values[name] = float(np.nanmean(series))
-        return result
+    for operator, count in inputs.operators.claims:
+        if operator.name == "gate":  # its matrix is a projection of the input; that of another operator may be any
+            for parameter in inputs.operators.learnt(operator).values():
+                gates_NI = (inputs.normed_BTC.flatten(0, 1) @ parameter.mT.to(inputs.normed_BTC.dtype)).sigmoid()
+                # A head may have a gate for each channel; the mean over them is shown.
+                add("gate", end - count, to_float64(gates_NI).mean(0).view(count, -1).mean(1))
+        end -= count
+    for name, (first, numbers_H) in inputs.operators.learnt_numbers().items():
+        add(name, first, to_float64(numbers_H))

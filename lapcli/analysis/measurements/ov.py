@@ -12,6 +12,7 @@ Shapes: H heads, G key and value heads, D head size, C width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lapcli.analysis.drawing import figure_by_head
@@ -46,26 +47,23 @@ class Ov(Measurement):
     columns: ClassVar = {"mean_eigenvalue": "mean eigenvalue", "symmetric": "symmetric", "diagonal": "diagonal"}
     order = 10
 
-    def listen(self, capture: Capture, layer: int) -> OvOfLayer:
-        return OvOfLayer(self.model.anatomy.blocks[layer].attn, self.model.plan.operator_names(layer))
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        operators = self.model.plan.operator_names(layer)
+
+        def result() -> LayerResult:
+            by_head = head_ov(*value_and_output(self.model.anatomy.blocks[layer].attn), len(operators))
+            found = LayerResult(words={"operators": operators})
+            for name, values_H in by_head.items():
+                found.series[name] = values_H.cpu().numpy()
+                mean = float(values_H.mean())
+                found.values[name] = mean if mean == mean else None  # NaN where a head's map is zero
+            return found
+
+        return result
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
         return figure_by_head(analysis.runs, QUANTITIES)
-
-
-class OvOfLayer:
-    def __init__(self, attention: Any, operators: list[str]) -> None:
-        self._attention, self._operators = attention, operators
-
-    def result(self) -> LayerResult:
-        by_head = head_ov(*value_and_output(self._attention), len(self._operators))
-        result = LayerResult(words={"operators": self._operators})
-        for name, values_H in by_head.items():
-            result.series[name] = values_H.cpu().numpy()
-            mean = float(values_H.mean())
-            result.values[name] = mean if mean == mean else None  # NaN where a head's map is zero
-        return result
 
 
 def value_and_output(attention: Any) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -27,7 +28,7 @@ class PrincipalComponents(Measurement):
     definition = (
         "Tokens of a few classes, a seeded sample, minus their mean, on the two directions of largest variance."
     )
-    options = ("layer", "tokens", "norm", "classes")
+    options = ("layer", "tokens", "classes")
     default_layers = "spread"
     columns: ClassVar = {"tokens_shown": "tokens shown", "variance_share_1": "share 1", "variance_share_2": "share 2"}
     counts = frozenset({"tokens_shown"})
@@ -37,10 +38,10 @@ class PrincipalComponents(Measurement):
         super().__init__(model, settings)
         self._classes = chosen_classes(settings, model.examples, COLOURED)
 
-    def listen(self, capture: Capture, layer: int) -> PrincipalComponentsAccumulator:
-        accumulator = PrincipalComponentsAccumulator(self._classes, self.settings.seed)
-        capture.on_labelled_tokens(self.site(layer), accumulator.update)
-        return accumulator
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        sample = TokenSample(self._classes)
+        capture.on_labelled_tokens(self.site(layer), sample.update)
+        return lambda: _components(sample)
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
@@ -67,19 +68,10 @@ class PrincipalComponents(Measurement):
         return figure
 
 
-class PrincipalComponentsAccumulator(TokenSample):
-    def result(self) -> LayerResult:
-        tokens, classes = self.tokens()
-        if len(tokens) < 2:
-            return LayerResult(
-                {"tokens_shown": len(tokens)}, notes=["fewer than two tokens of these classes: nothing to show"]
-            )
-        places, _, shares = principal_components(tokens, 2)
-        return LayerResult(
-            {
-                "tokens_shown": len(tokens),
-                "variance_share_1": float(shares[0]),
-                "variance_share_2": float(shares[1]),
-            },
-            points={"place": places, "class": classes},
-        )
+def _components(sample: TokenSample) -> LayerResult:
+    tokens, classes = sample.tokens()
+    if len(tokens) < 2:
+        return LayerResult({"tokens_shown": len(tokens)})
+    places, _, shares = principal_components(tokens, 2)
+    values = {f"variance_share_{number}": float(share) for number, share in enumerate(shares, 1)}
+    return LayerResult({"tokens_shown": len(tokens), **values}, points={"place": places, "class": classes})

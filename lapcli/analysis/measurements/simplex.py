@@ -10,6 +10,7 @@ at once would change nothing, so the algorithm's "normalize" is of its rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -36,9 +37,9 @@ class Simplex(Measurement):
         "Algorithm 1: W' are the three rows of the classifier, each of length 1; U S V^T its thin SVD; A the map of "
         "the three corners to an equilateral triangle. Plotted is A U V^T x of tokens x of the three classes."
     )
-    options = ("layer", "tokens", "norm", "classes")
+    options = ("layer", "tokens", "classes")
     needs = frozenset({schema.CLASSES})
-    default_norm = "after"
+    norm = "after"
     columns: ClassVar = {"tokens_shown": "tokens shown", "nearest_corner_share": "nearest corner share"}
     counts = frozenset({"tokens_shown"})
     order = 6
@@ -52,10 +53,10 @@ class Simplex(Measurement):
             raise NotApplicable(f"simplex needs three classes, but --classes or the data gives {count}; name three")
         self._classifier_3D = classifier_CD[self._classes]
 
-    def listen(self, capture: Capture, layer: int) -> SimplexAccumulator:
-        accumulator = SimplexAccumulator(self._classifier_3D, self._classes, self.settings.seed)
-        capture.on_labelled_tokens(self.site(layer), accumulator.update)
-        return accumulator
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        sample = TokenSample(self._classes)
+        capture.on_labelled_tokens(self.site(layer), sample.update)
+        return lambda: on_simplex(*sample.tokens(), self._classifier_3D, self._classes)
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
@@ -92,28 +93,20 @@ def _unit_rows(rows: np.ndarray) -> np.ndarray:
     return rows / np.where(lengths > 0, lengths, 1)
 
 
-class SimplexAccumulator(TokenSample):
-    """Places of sampled tokens. `classes`: as the rows of `classifier_3D`."""
-
-    def __init__(self, classifier_3D: np.ndarray, classes: list[int], seed: int) -> None:
-        super().__init__(classes, seed)
-        # In the order of the rows of W'; the sample sorts its own copy.
-        self._classifier, self._rows = classifier_3D, np.array(classes)
-
-    def result(self) -> LayerResult:
-        tokens, classes = self.tokens()
-        if not len(tokens):
-            return LayerResult(
-                {"tokens_shown": 0}, notes=["no token of these three classes in the data; name others: --classes"]
-            )
-        map_2D = simplex_map(self._classifier)
-        places = tokens @ map_2D.T
-        corners = _unit_rows(self._classifier) @ map_2D.T
-        # By direction, not by distance: tokens are not scaled to the length of the corners.
-        nearest = np.argmax(places @ (corners / np.maximum(np.linalg.norm(corners, axis=1), 1e-300)[:, None]).T, axis=1)
-        right = self._rows[nearest] == classes
-        return LayerResult(
-            {"tokens_shown": len(tokens), "nearest_corner_share": float(right.mean())},
-            points={"place": places, "class": classes},
-            series={"corner_x": corners[:, 0], "corner_y": corners[:, 1], "corner_class": self._rows},
-        )
+def on_simplex(
+    tokens_ND: np.ndarray, classes_N: np.ndarray, classifier_3D: np.ndarray, classes: Sequence[int]
+) -> LayerResult:
+    """Return the places of the tokens; `classes`: those of the rows of `classifier_3D`."""
+    if not len(tokens_ND):
+        return LayerResult({"tokens_shown": 0})
+    map_2D = simplex_map(classifier_3D)
+    places = tokens_ND @ map_2D.T
+    corners = _unit_rows(classifier_3D) @ map_2D.T
+    # By direction, not by distance: tokens are not scaled to the length of the corners.
+    nearest = np.argmax(places @ (corners / np.maximum(np.linalg.norm(corners, axis=1), 1e-300)[:, None]).T, axis=1)
+    right = np.array(classes)[nearest] == classes_N
+    return LayerResult(
+        {"tokens_shown": len(tokens_ND), "nearest_corner_share": float(right.mean())},
+        points={"place": places, "class": classes_N},
+        series={"corner_x": corners[:, 0], "corner_y": corners[:, 1], "corner_class": np.array(classes)},
+    )

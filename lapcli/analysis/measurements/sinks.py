@@ -11,7 +11,8 @@ Shapes: B sequences, H heads, T tokens, R rows of a block, D head size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -47,36 +48,30 @@ class Sinks(Measurement):
     columns: ClassVar = {"to_first": "to first", "to_self": "to self", "cosine_with_value": "cos(o, v)"}
     order = 9
 
-    def listen(self, capture: Capture, layer: int) -> SinksAccumulator:
-        accumulator = SinksAccumulator(self.model.plan.operator_names(layer))
-        capture.on_heads(layer, lambda inputs, _: accumulator.update(inputs))
-        return accumulator
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        operators, moments = self.model.plan.operator_names(layer), StreamingMoments()
+        heads = len(operators)
+
+        def add(inputs: HeadInputs, _: Any) -> None:
+            import torch
+
+            values_B3H = torch.stack(head_sinks(inputs.q_BHTD, inputs.k_BHTD, inputs.v_BHTD, inputs.causal), dim=1)
+            moments.update(values_B3H.flatten(1))
+
+        def result() -> LayerResult:
+            found = LayerResult(words={"operators": operators})
+            for row, name in enumerate(QUANTITIES):
+                means = [number_or_nan(moments.mean(row * heads + head)) for head in range(heads)]
+                found.series[name] = np.array(means)
+                found.values[name] = float(np.mean(means)) if np.isfinite(means).all() else None
+            return found
+
+        capture.on_heads(layer, add)
+        return result
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
         return figure_by_head(analysis.runs, QUANTITIES)
-
-
-class SinksAccumulator:
-    """The three quantities of one layer, by head."""
-
-    def __init__(self, operators: list[str]) -> None:
-        self._operators = operators
-        self._heads = StreamingMoments()  # columns: the first quantity of all heads, the second, the third
-
-    def update(self, inputs: HeadInputs) -> None:
-        import torch
-
-        values_B3H = torch.stack(head_sinks(inputs.q_BHTD, inputs.k_BHTD, inputs.v_BHTD, inputs.causal), dim=1)
-        self._heads.update(values_B3H.flatten(1))
-
-    def result(self) -> LayerResult:
-        result, heads = LayerResult(words={"operators": self._operators}), len(self._operators)
-        for row, name in enumerate(QUANTITIES):
-            means = [number_or_nan(self._heads.mean(row * heads + head)) for head in range(heads)]
-            result.series[name] = np.array(means)
-            result.values[name] = float(np.mean(means)) if np.isfinite(means).all() else None
-        return result
 
 
 def head_sinks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:

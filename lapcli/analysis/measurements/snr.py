@@ -5,6 +5,7 @@ ave_b  |mean_t x_t| / sqrt(mean_t |x_t - mean|^2)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from lapcli.analysis.drawing import figure_by_layer
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
-    from lapcli.measures.capture import Site
+    from lapcli.measures.capture import Capture, Site
 
 
 class SignalToNoise(Measurement):
@@ -26,9 +27,8 @@ class SignalToNoise(Measurement):
         "Length of the mean token of a sequence over the root of the mean squared distance from it, averaged over "
         "sequences, of the output of the norm before the MLP."
     )
-    options = ("layer", "tokens")
     default_layers = "all"
-    columns: ClassVar = {"snr": "snr", "snr_std": "snr std"}
+    columns: ClassVar = {"snr": "snr"}
     order = 4
 
     def site(self, layer: int) -> Site:
@@ -36,8 +36,10 @@ class SignalToNoise(Measurement):
 
         return Site(layer, "mlp_input", self.settings.tokens)
 
-    def token_accumulator(self) -> SignalToNoiseAccumulator:
-        return SignalToNoiseAccumulator()
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        ratio = StreamingMoments()
+        capture.on_tokens(self.site(layer), lambda tokens, _: ratio.update(signal_to_noise(tokens)[:, None]))
+        return lambda: LayerResult({"snr": ratio.mean()})
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
@@ -50,24 +52,3 @@ def signal_to_noise(tokens_BTD: Tensor) -> Tensor:
     variance_B = (tokens_BTD - mean_BD[:, None]).square().sum(dim=2).mean(dim=1)
     length_B = mean_BD.norm(dim=1)
     return (length_B / variance_B.sqrt()).where(variance_B > ROUNDING * length_B.square(), float("nan"))
-
-
-class SignalToNoiseAccumulator:
-    def __init__(self) -> None:
-        self._ratio = StreamingMoments()
-        self._sequences = self._constant = 0
-
-    def update(self, tokens_BTD: Tensor) -> None:
-        ratio_B = signal_to_noise(tokens_BTD)
-        self._ratio.update(ratio_B[:, None])
-        self._sequences += len(ratio_B)
-        self._constant += int(ratio_B.isnan().sum())
-
-    def result(self) -> LayerResult:
-        result = LayerResult({"snr": self._ratio.mean(), "snr_std": self._ratio.std()})
-        if self._constant:
-            result.notes.append(
-                f"the tokens of {self._constant:,} of {self._sequences:,} sequences are all equal: "
-                "their spread is 0, and they are left out"
-            )
-        return result

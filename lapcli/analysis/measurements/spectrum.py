@@ -10,7 +10,8 @@ Shapes: B sequences, T tokens, D channels, R = min(T, D) ranks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
+    from lapcli.measures.capture import Capture
 
 ALPHAS = (0.9, 0.99, 0.999)
 
@@ -38,8 +40,24 @@ class Spectrum(Measurement):
     columns: ClassVar = {**{f"k_{alpha}": f"k {alpha}" for alpha in ALPHAS}, "variance": "variance"}
     order = 1
 
-    def token_accumulator(self) -> SpectrumAccumulator:
-        return SpectrumAccumulator()
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        by_rank, components = StreamingMoments(), StreamingMoments()
+
+        def add(tokens_BTD: Tensor, _: Any) -> None:
+            import torch
+
+            values_BR = eigenvalues(tokens_BTD)
+            by_rank.update(values_BR)
+            components.update(torch.stack([k_alpha(values_BR, alpha) for alpha in ALPHAS], dim=1))
+
+        def result() -> LayerResult:
+            values = {f"k_{alpha}": components.mean(column) for column, alpha in enumerate(ALPHAS)}
+            # The trace of X~^T X~, T times the mean squared distance from the mean.
+            values |= {"variance": float(by_rank.mean_D.sum()), **_ends(by_rank.mean_D)}
+            return LayerResult(values, {"eigenvalue_mean": by_rank.mean_D, "eigenvalue_std": by_rank.std_D})
+
+        capture.on_tokens(self.site(layer), add)
+        return result
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
@@ -84,39 +102,3 @@ def _ends(mean_R: np.ndarray) -> dict[str, float | None]:
     ranks = len(positive)
     parts = {"leading": positive[: max(1, ranks // 100)], "tail": positive[ranks // 2 :]}
     return {name: float(np.exp(np.log(part).mean())) if ranks else None for name, part in parts.items()}
-
-
-class SpectrumAccumulator:
-    """Moments of the eigenvalues and of k_alpha over sequences of one length."""
-
-    def __init__(self) -> None:
-        self._eigenvalues, self._k = StreamingMoments(), StreamingMoments()
-        self._sequences = self._constant = 0
-        self._tokens = 0
-
-    def update(self, tokens_BTD: Tensor) -> None:
-        import torch
-
-        values_BR = eigenvalues(tokens_BTD)
-        self._eigenvalues.update(values_BR)
-        self._k.update(torch.stack([k_alpha(values_BR, alpha) for alpha in ALPHAS], dim=1))
-        self._sequences += len(values_BR)
-        self._constant += int((values_BR.sum(dim=1) == 0).sum())
-        self._tokens = tokens_BTD.shape[1]
-
-    def result(self) -> LayerResult:
-        result = LayerResult()
-        for column, alpha in enumerate(ALPHAS):
-            result.values[f"k_{alpha}"] = self._k.mean(column)
-            result.values[f"k_{alpha}_std"] = self._k.std(column)
-        # The trace of X~^T X~, T times the mean squared distance from the mean: Gram matrices are not divided by T.
-        result.values["variance"] = float(self._eigenvalues.mean_D.sum())
-        result.values |= _ends(self._eigenvalues.mean_D)
-        result.series = {"eigenvalue_mean": self._eigenvalues.mean_D, "eigenvalue_std": self._eigenvalues.std_D}
-        if self._tokens == 1:
-            result.notes.append("one token per sequence: nothing is left after centring, so k_alpha is not defined")
-        elif self._constant:
-            result.notes.append(
-                f"the tokens of {self._constant:,} of {self._sequences:,} sequences are all equal; they have no k_alpha"
-            )
-        return result

@@ -11,7 +11,7 @@ Shapes: B sequences, T tokens, C channels, H heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -53,10 +53,11 @@ class HeadUpdates(Measurement):
     }
     order = 8
 
-    def listen(self, capture: Capture, layer: int) -> HeadUpdatesAccumulator:
-        accumulator = HeadUpdatesAccumulator(self.model.plan.operator_names(layer))
-        capture.on_heads(layer, lambda inputs, _: accumulator.update(inputs))
-        return accumulator
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        operators = self.model.plan.operator_names(layer)
+        heads = [StreamingMoments() for _ in operators]
+        capture.on_heads(layer, lambda inputs, _: add_updates(heads, inputs))
+        return lambda: result_of(heads, operators)
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
@@ -87,54 +88,37 @@ def head_update(inputs: HeadInputs, head: int, y_BHTD: Tensor) -> Tensor:
     return u_BTC if inputs.scale_C is None else u_BTC * inputs.scale_C
 
 
-class HeadUpdatesAccumulator:
-    """The updates of one layer, head by head, so that only one T x T matrix for each sequence is held at a time."""
+def add_updates(heads: Sequence[StreamingMoments], inputs: HeadInputs) -> None:
+    """Add the updates of a batch, head by head, so that only one T x T matrix for each sequence is held at a time."""
+    import torch
 
-    def __init__(self, operators: Sequence[str]) -> None:
-        """`operators`: the name of each head's operator."""
-        self._heads = [StreamingMoments() for _ in operators]
-        self._operators = list(operators)
-        self._constant = self._sequences = self._silent = 0
+    x_BTC = to_float64(inputs.x_BTC)
+    before_B = _variance(x_BTC)
+    varies_B = before_B > ROUNDING * x_BTC.square().sum(dim=2).mean(dim=1)
+    # By the model's own operators, so that the updates of all heads and the bias sum to what the layer adds.
+    y_BHTD = inputs.outputs()
+    for head, moments in enumerate(heads):
+        P_BTT = attention_matrix(inputs, head)
+        u_BTC = to_float64(head_update(inputs, head, y_BHTD))
+        # The mean is of the residual stream x, not of the normed tokens that q, k and v are made from.
+        m_BTC = to_float64(P_BTT @ inputs.x_BTC)
+        change_B = torch.where(varies_B, (_variance(x_BTC + u_BTC) - before_B) / before_B, torch.nan)
+        along_B, towards_B = (_mean_cosine(u_BTC, other) for other in (m_BTC, m_BTC - x_BTC))
+        moments.update(torch.stack([along_B, towards_B, change_B], dim=1))
 
-    def update(self, inputs: HeadInputs) -> None:
-        import torch
 
-        x_BTC = to_float64(inputs.x_BTC)
-        before_B = _variance(x_BTC)
-        varies_B = before_B > ROUNDING * x_BTC.square().sum(dim=2).mean(dim=1)
-        self._sequences += len(x_BTC)
-        self._constant += int((~varies_B).sum())
-        # By the model's own operators, so that the updates of all heads and the bias sum to what the layer adds.
-        y_BHTD = inputs.outputs()
-        for head, moments in enumerate(self._heads):
-            P_BTT = attention_matrix(inputs, head)
-            u_BTC = to_float64(head_update(inputs, head, y_BHTD))
-            # The mean is of the residual stream x, not of the normed tokens that q, k and v are made from.
-            m_BTC = to_float64(P_BTT @ inputs.x_BTC)
-            change_B = torch.where(varies_B, (_variance(x_BTC + u_BTC) - before_B) / before_B, torch.nan)
-            along_B, towards_B = (_mean_cosine(u_BTC, other) for other in (m_BTC, m_BTC - x_BTC))
-            moments.update(torch.stack([along_B, towards_B, change_B], dim=1))
-            self._silent += int((u_BTC == 0).all())
-
-    def result(self) -> LayerResult:
-        result = LayerResult()
-        for column, name in enumerate(QUANTITIES):
-            result.series[name] = np.array([number_or_nan(moments.mean(column)) for moments in self._heads])
-        result.words["operators"] = self._operators
-        kinds = np.array([_kind(operator) for operator in self._operators])
-        result.series["is_laplacian"] = (kinds == "laplacian").astype(float)
-        for kind in ("attention", "laplacian", *(["other"] if "other" in kinds else [])):
-            for name in QUANTITIES:
-                values = result.series[name][kinds == kind]
-                known = values[values == values]
-                result.values[f"{kind}_{name}"] = float(known.mean()) if len(known) else None
-        if self._silent:
-            result.notes.append("heads whose output projection is zero add nothing and have no direction")
-        if self._constant:
-            result.notes.append(
-                f"the tokens of {self._constant:,} of {self._sequences:,} sequences are equal: no variance to change"
-            )
-        return result
+def result_of(heads: Sequence[StreamingMoments], operators: list[str]) -> LayerResult:
+    result = LayerResult(words={"operators": operators})
+    for column, name in enumerate(QUANTITIES):
+        result.series[name] = np.array([number_or_nan(moments.mean(column)) for moments in heads])
+    kinds = np.array([_kind(operator) for operator in operators])
+    result.series["is_laplacian"] = (kinds == "laplacian").astype(float)
+    for kind in ("attention", "laplacian", *(["other"] if "other" in kinds else [])):
+        for name in QUANTITIES:
+            values = result.series[name][kinds == kind]
+            known = values[values == values]
+            result.values[f"{kind}_{name}"] = float(known.mean()) if len(known) else None
+    return result
 
 
 def _kind(operator: str) -> str:

@@ -4,8 +4,8 @@ A benchmark is one class in one file, which imports torch and lm-eval inside fun
 and labels can be looked up without them.
 
 The rows are on the hub or in a local folder. `--data DIR` is a folder that holds the benchmarks' folders (`DIR/arc`,
-`DIR/mmlu` ...), or one of these. In each of them the first form that exists is read; a benchmark that is missing there
-is an error, never another source.
+`DIR/mmlu` ...) with the hub's files, or one of these; a benchmark that is missing there is an error, never another
+source.
 """
 
 import math
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from lapcli.data.chat.conversation import Malformed
 from lapcli.data.file_formats import read_rows
-from lapcli.data.source_files import cached_hub_files, hub_files, unreachable
+from lapcli.data.source_files import hub_files
+from lapcli.evaluation.settings import Sampling
 from lapcli.recipe.schema import CHAT, LANGUAGE
-from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
 
@@ -55,8 +55,7 @@ class PreparedTask:
     is_chat: bool = False  # prompts are conversations
     files: dict[str, str] = field(default_factory=dict)  # sha256 of the data, by file
     judge: "CodeJudge | None" = None  # runs generated programs
-    sampling: Mapping[str, Any] | None = None  # None: answers are not sampled, or as lm-eval's task says
-    runs_unsafe_code: bool = False
+    sampling: Sampling | None = None  # None: answers are not sampled, or as lm-eval's task says
 
 
 class Benchmark:
@@ -72,9 +71,10 @@ class Benchmark:
     repository: str  # on the hub
     config: str  # folder of its files there
     folder: str  # in DIR
-    official: Sequence[str] = ()  # patterns of its authors' own files, with {split}
+    official: Sequence[str] = ()  # its authors' own files, with {split}
     lm_eval_file: str | None = None  # of lm-eval's definition, below its folder of tasks
     lm_eval_splits: Sequence[str] = ("test",)  # that this definition asks for
+    is_sampled: bool = False  # under the paper's protocol
 
     def check(self, gives: frozenset[str], data: Path | None) -> None:
         """Raise UsageError if a model that gives this cannot be asked; called before the model is loaded."""
@@ -104,42 +104,29 @@ class Benchmark:
             raise DataError(f"{self.name}: {paths[0]} has no rows; download it again, or check --data")
         return Documents(documents, {str(path): sha256_of_file(path) for path in paths})
 
-    def _patterns(self, split: str) -> list[str]:
-        """Return the names of a split's files in its folder: the authors' own, the hub's, and the obvious ones."""
-        places = [f"{self.config}/{split}", f"{self.name}_{split}", *([split] if self.folder == self.name else [])]
-        return [
-            *(pattern.format(split=split) for pattern in self.official),
-            *(f"{place}{self.config}/{split}-*.parquet" for place in ("", "hf/")),
-            *(f"{place}.{end}" for place in places for end in ("jsonl", "jsonl.gz", "parquet")),
-        ]
+    def _names(self, split: str) -> list[str]:
+        """Return the names that a split's file may have in its folder: the hub's, and the authors' own."""
+        files = [f"{self.config}/{split}-00000-of-00001.parquet", f"{self.config}/{split}.jsonl", *self.official]
+        return [name.format(split=split) for name in files]
 
     def _from_folder(self, split: str, data: Path) -> list[Path]:
         if not data.is_dir():
             raise DataError(f"--data {data} is not a folder; it holds the benchmarks' folders, such as {self.folder}")
-        folders = (self.folder, self.repository.rpartition("/")[2], self.repository)
-        patterns = self._patterns(split)
-        for folder in [*(data / name for name in folders), data]:
-            for pattern in patterns:
-                if paths := sorted(path for path in folder.glob(pattern) if path.is_file()):
-                    return paths
-        usual = data if data.name in folders else data / self.folder
-        raise DataError(f"{self.name}: there is no {split} file in {data}; expected {usual / patterns[0]}")
+        names = self._names(split)
+        for place in (data / self.folder, data / self.folder / "hf", data, data / "hf"):
+            if paths := [place / name for name in names if (place / name).is_file()]:
+                return paths[:1]
+        raise DataError(f"{self.name}: there is no {split} file in {data}; expected {data / self.folder / names[0]}")
 
     def _from_hub(self, split: str) -> list[Path]:
-        name = f"{self.config}/{split}-00000-of-00001.parquet"
-        if cached := cached_hub_files(self.repository, [name], None):
-            return cached
-        problem = "HF_HUB_OFFLINE is set" if hub_is_offline() else unreachable()
-        if problem is None:
-            try:
-                return hub_files(self.repository, [name], None)
-            except DataError as error:
-                problem = str(error.__cause__ or error).splitlines()[0][:200]
-        raise DataError(
-            f"{self.name}: {name} of the hub's {self.repository} is not on this machine and cannot be downloaded "
-            f"({problem}); put {self._patterns(split)[0]} into DIR/{self.folder} and use --data DIR, or run "
-            f"`hf download --repo-type dataset {self.repository} {name}` where there is a network"
-        )
+        name = self._names(split)[0]
+        try:
+            return hub_files(self.repository, [name], None)
+        except DataError as error:
+            raise DataError(
+                f"{self.name}: {str(error).split(';')[0]}; put {name} into DIR/{self.folder} and use --data DIR, or "
+                f"run `hf download --repo-type dataset {self.repository} {name}` where there is a network"
+            ) from None
 
     def paper_task(self, request: "Request") -> PreparedTask:
         """Return the task as the paper asks it: chat prompts, option letters or pass@k."""
@@ -209,13 +196,13 @@ Verdicts = Callable[[Sequence[Sequence[str]], Sequence[Document]], list[list[Any
 
 def sampled_definition(
     name: str,
-    sampling: Mapping[str, Any],
+    sampling: Sampling,
     judge: Verdicts,  # from the answers of all documents to dictionaries with `passed`
     prompt: str,  # key of a document
     reference: str,
 ) -> dict[str, Any]:
     """Return the definition of a task with sampled answers: pass@1 and pass@k of k samples for each document."""
-    samples = sampling["samples"]
+    samples = sampling.samples
     sizes = sorted({1, samples})
 
     def results(document: Document, verdicts: Sequence[Sequence[Any]]) -> dict[str, float]:
@@ -228,10 +215,10 @@ def sampled_definition(
         output_type="generate_until",
         repeats=samples,
         generation_kwargs={
-            "do_sample": sampling["temperature"] > 0,
-            "temperature": sampling["temperature"],
-            "top_k": sampling["top_k"],
-            "max_gen_toks": sampling["max_tokens"],
+            "do_sample": sampling.temperature > 0,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "max_gen_toks": sampling.max_tokens,
             # Must be given: lm-eval's default is to stop at a blank line.
             "until": [],  # <|assistant_end|> and <|bos|> end an answer
         },

@@ -5,7 +5,6 @@ predecessors, so that its number is a little lower.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,6 @@ class BitsPerByte(Benchmark):
 
     def paper_task(self, request: "Request") -> PreparedTask:
         """Score the text itself, without a prompt, under either protocol."""
-        assert request.run is not None
         documents = _held_out(request.run) if request.data is None else _local(request.data)
         definition = task_definition(
             self.name,
@@ -72,16 +70,6 @@ def _held_out(run: Run) -> Documents:
 def bits_of_all(pairs: Sequence[tuple[float, int]]) -> float:
     """Return the bits per byte over all documents, each given as (log-likelihood, bytes)."""
     return bits_per_byte(-sum(nats for nats, _ in pairs), sum(count for _, count in pairs), "bpb: the text")
-
-
-def standard_error(pairs: Sequence[tuple[float, int]]) -> float | None:
-    """Return the standard error of the bits per byte, a ratio of sums over documents, to first order."""
-    n = len(pairs)
-    if n < 2:
-        return None
-    ratio, total = bits_of_all(pairs), sum(count for _, count in pairs)
-    squares = sum((-nats / math.log(2) - ratio * count) ** 2 for nats, count in pairs)
-    return math.sqrt(squares * n / (n - 1)) / total
 
 
 def _local(data: Path) -> Documents:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lapcli.data.chat.conversation import Malformed
 from lapcli.data.chat.formats import multiple_choice_question, read_choices
 from lapcli.evaluation.benchmarks.benchmark import (
     Benchmark,
@@ -43,9 +44,9 @@ class Choices(Benchmark):
         return self.prepared(self.definition(prompt_form(request.run)), {"test": documents}, request, is_chat=True)
 
 
-def prompt_form(run: Run | None) -> str:
+def prompt_form(run: Run) -> str:
     """Return whose words a chat run was fine-tuned with: nanochat's, if it was imported from there, or ours."""
-    return "lap" if run is None else str(run.info.get("prompt_form", "lap"))
+    return str(run.info.get("prompt_form", "lap"))
 
 
 def choices_prompt(form: str, question: str, choices: Sequence[str], labels: Sequence[str]) -> str:
@@ -62,7 +63,6 @@ class Arc(Choices):
 
     def __init__(self, label: str) -> None:
         self.name, self.label, self.config = label.lower().replace("-", "_"), label, label
-        self.official = (f"{label}/{label}-Test.jsonl",)
         self.lm_eval_file = f"arc/{self.name}.yaml"
 
     def read_row(self, row: Any, path: Path) -> Document:
@@ -78,23 +78,20 @@ class Mmlu(Choices):
     name = folder = "mmlu"
     label = "MMLU"
     repository, config = "cais/mmlu", "all"
-    official = ("{split}/*_{split}.csv",)
     lm_eval_splits = ("test", "dev")
 
     def read_row(self, row: Any, path: Path) -> Document:
         question, texts, labels, answer = read_choices(row)
-        subject = row.get("subject") if isinstance(row, Mapping) else None
-        if subject is None and path.suffix == ".csv":
-            # The authors' files are named SUBJECT_test.csv and have no such column.
-            subject = path.stem.rpartition("_")[0]
-        return {"question": question, "subject": subject or "", "choices": texts, "answer": labels.index(answer)}
+        if not isinstance(row, Mapping) or not isinstance(row.get("subject"), str):
+            raise Malformed("no text under 'subject'")
+        return {"question": question, "subject": row["subject"], "choices": texts, "answer": labels.index(answer)}
 
     def parts(self, document: Document) -> tuple[list[str], list[str], int]:
         choices = document["choices"]
         return choices, [chr(65 + number) for number in range(len(choices))], document["answer"]
 
     def lm_eval_task(self, request: "Request") -> PreparedTask:
-        """Load lm-eval's 57 tasks in four groups; the means of groups and of the whole are weighted by size."""
+        """Load lm-eval's 57 tasks in one group, whose mean is weighted by size."""
         from lm_eval.api.group import Group
         from lm_eval.config.group import GroupConfig
 
@@ -106,29 +103,19 @@ class Mmlu(Choices):
             for document in documents:
                 of_subject = by_subject.setdefault(document["subject"], {})
                 of_subject.setdefault(split, Documents([], {})).append(document)
-        top = read_definition("mmlu/default/_mmlu.yaml")
-        definitions = {name: read_definition(f"mmlu/default/_{name}.yaml") for name in top["task"]}
-        whole, *parts = (Group.from_config(GroupConfig(**each)) for each in (top, *definitions.values()))
-        # A group's file lists a tag, and each subject's file names the tag that it belongs to.
-        by_tag = {each["task"][0]: part for each, part in zip(definitions.values(), parts, strict=True)}
+        group = Group.from_config(GroupConfig(**read_definition("mmlu/default/_mmlu.yaml")))
         tasks: dict[str, Any] = {}
         for path in sorted((DEFINITIONS / "mmlu" / "default").glob("mmlu_*.yaml")):
             definition = read_definition(f"mmlu/default/{path.name}")
             of_subject = by_subject.pop(definition["dataset_name"], {})
             if "test" in of_subject:  # a folder given by --data may have some subjects only
                 tasks[definition["task"]] = task_over(definition, of_subject, request.seed)
-                by_tag[definition["tag"]].add(tasks[definition["task"]])
+                group.add(tasks[definition["task"]])
         if unknown := [subject for subject, of_subject in by_subject.items() if "test" in of_subject]:
             raise DataError(
                 f"mmlu: lm-eval has no subject {min(unknown)[:60]!r}; use --protocol paper, or check --data"
             )
-        used = {whole.name: whole}
-        for part in parts:
-            if len(part):
-                whole.add(part)
-                used[part.name] = part
-        group_map = {name: group.child_names for name, group in used.items()}
-        loaded = {"tasks": tasks, "groups": used, "group_map": group_map}
+        loaded = {"tasks": tasks, "groups": {group.name: group}, "group_map": {group.name: group.child_names}}
         return PreparedTask(self.name, loaded, files=files_of(splits))
 
 

@@ -14,6 +14,7 @@ from lapcli.evaluation.benchmarks.benchmark import (
     texts_of,
 )
 from lapcli.evaluation.harness.journal import Journal, line_key
+from lapcli.evaluation.settings import Sampling
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import Progress
 from lapcli.sandbox import Candidate, Mode, choose_mode, run_all
@@ -34,13 +35,14 @@ class HumanEval(Benchmark):
     repository, config = "openai/openai_humaneval", "openai_humaneval"
     official = ("HumanEval.jsonl.gz", "HumanEval.jsonl")
     lm_eval_file = "humaneval/humaneval.yaml"
+    is_sampled = True
 
     def read_row(self, row: Any, path: Path) -> Document:
         return texts_of(row, "task_id", "prompt", "canonical_solution", "test", "entry_point")
 
     def paper_task(self, request: "Request") -> PreparedTask:
         judge = CodeJudge(choose_mode(request.unsafe_code_execution), answered_program)
-        sampling, splits = request.sampling, {"test": self.documents("test", request.data)}
+        sampling, splits = request.settings.sampling, {"test": self.documents("test", request.data)}
         definition = sampled_definition(self.name, sampling, judge.verdicts, "prompt", "canonical_solution")
         return self.prepared(definition, splits, request, is_chat=True, sampling=sampling, judge=judge)
 
@@ -48,7 +50,7 @@ class HumanEval(Benchmark):
         """Return the task with lm-eval's prompt, stops and lengths; our sandbox, not lm-eval's process, runs
         programs."""
         judge = CodeJudge(choose_mode(request.unsafe_code_execution), _continued_program)
-        ours = sampled_definition(self.name, {**request.sampling, "samples": 1}, judge.verdicts, "prompt", "test")
+        ours = sampled_definition(self.name, Sampling(samples=1), judge.verdicts, "prompt", "test")
         # lm-eval would ask to confirm `unsafe_code`; the programs run in our sandbox.
         definition = {key: value for key, value in self.lm_eval_definition().items() if key != "unsafe_code"}
         definition |= {key: ours[key] for key in ("filter_list", "process_results", "metric_list")}

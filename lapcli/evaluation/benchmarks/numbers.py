@@ -20,6 +20,7 @@ from lapcli.evaluation.benchmarks.benchmark import (
     sampled_definition,
     texts_of,
 )
+from lapcli.evaluation.settings import Sampling, Settings
 from lapcli.recipe.schema import CHAT, LANGUAGE
 from lapcli.runtime.files import sha256_of_file
 
@@ -53,6 +54,7 @@ class Gsm8k(Benchmark):
     official = ("{split}.jsonl",)
     lm_eval_file = "gsm8k/gsm8k.yaml"
     lm_eval_splits = ("test", "train")
+    is_sampled = True
 
     def read_row(self, row: Any, path: Path) -> Document:
         document = texts_of(row, "question", "answer")
@@ -62,9 +64,9 @@ class Gsm8k(Benchmark):
         return {**document, "number": number}
 
     def paper_task(self, request: "Request") -> PreparedTask:
-        definition = sampled_definition(self.name, request.sampling, compare_numbers, "question", "answer")
-        splits = {"test": self.documents("test", request.data)}
-        return self.prepared(definition, splits, request, is_chat=True, sampling=request.sampling)
+        sampling, splits = request.settings.sampling, {"test": self.documents("test", request.data)}
+        definition = sampled_definition(self.name, sampling, compare_numbers, "question", "answer")
+        return self.prepared(definition, splits, request, is_chat=True, sampling=sampling)
 
 
 class Spelling(Gsm8k):
@@ -84,8 +86,8 @@ class Spelling(Gsm8k):
 
     def lm_eval_task(self, request: "Request") -> PreparedTask:
         """Ask for the likeliest answer alone; lm-eval itself has no such task."""
-        greedy = {"samples": 1, "temperature": 0.0, "top_k": None, "max_tokens": request.sampling["max_tokens"]}
-        return self.paper_task(replace(request, sampling=greedy))
+        greedy = Settings(sampling=Sampling(samples=1, temperature=0.0))
+        return self.paper_task(replace(request, settings=greedy))
 
 
 GSM8K, SPELLING = Gsm8k(), Spelling()

@@ -110,10 +110,9 @@ def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, ans
 
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's
-#: Generation settings that `lap` has, and values of others that change nothing.
+#: Generation settings that `lap` has.
 _UNDERSTOOD = {"until", "do_sample", "temperature", "top_k", "max_gen_toks", "max_tokens", "max_new_tokens"}
-_NEUTRAL: dict[str, Any] = {"top_p": 1.0, "num_beams": 1, "min_p": 0.0}
-_OF_DRAWING = {"top_p", "min_p"}  # a greedy answer is the same with any value; beams would change it
+_OF_DRAWING = {"top_p", "min_p"}  # a greedy answer is the same with any value
 
 
 class LapLM(TemplateLM):
@@ -138,10 +137,8 @@ class LapLM(TemplateLM):
         self.max_length = model.config.context
         self._special = {tokenizer.special(name) for name in SPECIAL_TOKENS}
         self._known: dict[str, Any] = workers.on_main(Journal(journal).read)
-        self._encoded: dict[str, list[int]] = {}
         self.resumed = 0  # documents whose answers were in the journal
         self.truncated = 0  # prompts that lost their beginning
-        self.beyond_context = 0  # chat prompts, whole, that are longer than the training context
 
     @property
     def eot_token_id(self) -> int:
@@ -158,8 +155,7 @@ class LapLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         if isinstance(string, Prompt):
             return list(string.ids)
-        known = self._encoded.get(string)
-        ids = self._tokenizer.encode(string) if known is None else known
+        ids = self._tokenizer.encode(string)
         # None adds <|bos|>: `TemplateLM` encodes context and whole text with None and cuts one by the other's length.
         return ids if add_special_tokens is False else [self._tokenizer.bos, *ids]
 
@@ -178,18 +174,7 @@ class LapLM(TemplateLM):
         for request in requests:
             if not request.args[1]:
                 raise DataError(f"{self._task}: document {request.doc_id} has an empty answer, which has no likelihood")
-        # One call encodes on all cores what `TemplateLM` asks for text by text.
-        texts = list({text for request in requests for text in self._texts(*request.args[:2])})
-        self._encoded = dict(zip(texts, self._tokenizer.encode_batch(texts), strict=True))
-        answers = super().loglikelihood(requests, disable_tqdm=True)
-        self._encoded = {}
-        return answers
-
-    def _texts(self, context: str, continuation: str) -> list[str]:
-        if isinstance(context, Prompt) or not context:
-            return [continuation]
-        # As in `TemplateLM._encode_pair`; a text that is not predicted here is encoded later, one at a time.
-        return [context.rstrip(), context + continuation]
+        return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_options: Any
@@ -228,10 +213,7 @@ class LapLM(TemplateLM):
 
     def _questions(self, context: tuple[int, ...], continuations: list[tuple[int, ...]], text: str) -> list[Question]:
         longest = len(context) + max(map(len, continuations)) - 1
-        if longest <= self.max_length:
-            return [Question(context, tuple(continuations))]
-        if isinstance(text, Prompt):
-            self.beyond_context += 1
+        if longest <= self.max_length or isinstance(text, Prompt):
             return [Question(context, tuple(continuations))]
         # Continuations of different lengths leave room for different parts of the context: nothing can be shared.
         self.truncated += 1
@@ -275,11 +257,8 @@ class LapLM(TemplateLM):
         return [text for group in answers for text in group]
 
     def _sampling(self, given: Mapping[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
-        unknown = [name for name in given if name not in _UNDERSTOOD and given[name] != _NEUTRAL.get(name)]
         draws = bool(given.get("do_sample")) and float(given.get("temperature", 1.0)) > 0
-        if not draws:
-            unknown = [name for name in unknown if name not in _OF_DRAWING]
-        if unknown:
+        if unknown := given.keys() - _UNDERSTOOD - (set() if draws else _OF_DRAWING):
             raise UsageError(
                 f"{self._task} asks for generation with {', '.join(sorted(unknown))}, which `lap` does not have; "
                 "choose another task"
@@ -299,7 +278,6 @@ class LapLM(TemplateLM):
     def _prompt(self, context: str, new_tokens: int) -> tuple[int, ...]:
         ids = tuple(self.tok_encode(context))
         if isinstance(context, Prompt):
-            self.beyond_context += len(ids) > self.max_length
             return ids
         # lm-eval leaves room for the whole answer; in a small context, half of it is still used for the prompt.
         room = max(self.max_length - new_tokens, self.max_length // 2)

@@ -10,15 +10,9 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
-from lapcli.runtime.files import remove
-
 
 def line_key(*parts: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _check(key: str, value: Any) -> str:
-    return line_key(key, value)[:16]
 
 
 class Journal:
@@ -29,15 +23,14 @@ class Journal:
         self._file: IO[str] | None = None
 
     def read(self) -> dict[str, Any]:
-        """Return the answers of all processes; a line that was cut short by a kill or damaged is skipped."""
+        """Return the answers of all processes; a line that was cut short by a kill is skipped."""
         answers: dict[str, Any] = {}
         for path in sorted(self._folder.glob("process-*.jsonl")) if self._folder else ():
             # splitlines also splits at U+2028 and the like, which json.dumps escapes.
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     entry = json.loads(line)
-                    if entry["check"] == _check(entry["key"], entry["value"]):
-                        answers[entry["key"]] = entry["value"]
+                    answers[entry["key"]] = entry["value"]
                 except (ValueError, KeyError, TypeError):
                     continue
         return answers
@@ -52,13 +45,9 @@ class Journal:
             self._file = path.open("a", encoding="utf-8")
             if is_cut:  # the new line must not be appended to a half one
                 self._file.write("\n")
-        self._file.write(json.dumps({"key": key, "value": value, "check": _check(key, value)}) + "\n")
+        self._file.write(json.dumps({"key": key, "value": value}) + "\n")
         # To the kernel, not to the disk: enough for a process that is killed.
         self._file.flush()
-
-    def clear(self) -> None:
-        if self._folder is not None:
-            remove(self._folder, or_leave=True)
 
     def close(self) -> None:
         if self._file is not None:

@@ -1,7 +1,6 @@
 """Tasks as lm-eval loads them: its definitions of our benchmarks one by one, over our documents, and any other task of
 its by name or file."""
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -46,9 +45,6 @@ def task_over(definition: dict[str, Any], splits: Mapping[str, Documents], fewsh
 
 def other_task(name: str, request: Request) -> PreparedTask:
     """Load a task of lm-eval's index or of a file, with the documents that the hub's library loads."""
-    allow_unsafe = request.unsafe_code_execution
-    if allow_unsafe:
-        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # read by the metric's own code, when the task is loaded
     try:
         loaded: Any = index().load([name])
     except Exception as error:  # whatever a task's own code, the hub's library or the connection raise
@@ -57,12 +53,8 @@ def other_task(name: str, request: Request) -> PreparedTask:
             f"lm-eval could not load {name} ({first[:200]}); check the network, or download its data set elsewhere and "
             "set HF_HUB_OFFLINE=1"
         ) from error
-    unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in loaded["tasks"].values())
-    if unsafe and not allow_unsafe:
-        raise UsageError(
-            f"{name} runs generated code in lm-eval's own process; add --unsafe-code-execution to accept that, or "
-            "use humaneval, which runs in a sandbox"
-        )
+    if any(getattr(task, "UNSAFE_CODE", False) for task in loaded["tasks"].values()):
+        raise UsageError(f"{name} runs generated code in lm-eval's own process; use humaneval, which has a sandbox")
     for task in loaded["tasks"].values():
         task.set_fewshot_seed(seed=request.seed)
-    return PreparedTask(name, dict(loaded), runs_unsafe_code=unsafe)
+    return PreparedTask(name, dict(loaded))

@@ -6,24 +6,18 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
-import lm_eval.api.task
-import lm_eval.utils
 from lm_eval import evaluator
 
 from lapcli.data.cache import digest
-from lapcli.evaluation.benchmarks import BENCHMARKS, PAPER_TASKS
+from lapcli.evaluation.benchmarks import BENCHMARKS
 from lapcli.evaluation.benchmarks.benchmark import PreparedTask
-from lapcli.evaluation.benchmarks.bits_per_byte import METRIC, standard_error
-from lapcli.evaluation.benchmarks.choices import prompt_form
+from lapcli.evaluation.benchmarks.bits_per_byte import METRIC
 from lapcli.evaluation.harness.adapter import LapLM, Workers
-from lapcli.evaluation.harness.journal import Journal
 from lapcli.evaluation.harness.lm_eval_tasks import other_task
-from lapcli.evaluation.tasks import SAMPLING, SEED, Request, Score, wilson_interval
+from lapcli.evaluation.tasks import SEED, Request, Score, wilson_interval
 from lapcli.objectives.objective import LoadedModel
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.files import write_text
@@ -58,45 +52,42 @@ def _ask(
     for task in tasks:
         # All that answers and verdicts depend on, except the prompts, which are in each line's key.
         key = digest(
-            *(loaded.weights_sha256, tokenizer.sha256, dtype, task.name, request.protocol, task.sampling, request.seed),
-            *({name: each.VERSION for name, each in task.loaded["tasks"].items()}, sorted(task.files.values())),
+            *(loaded.weights_sha256, tokenizer.sha256, dtype, task.name, request.protocol, str(task.sampling)),
+            *(
+                request.seed,
+                {name: each.VERSION for name, each in task.loaded["tasks"].items()},
+                sorted(task.files.values()),
+            ),
             version("lm-eval"),
         )
-        assert request.run is not None
         folder = request.run.path / "eval" / f"{task.name.replace('/', '_')[:60]}-{key[:16]}"
-        if request.fresh:
-            workers.on_main(Journal(folder).clear)
         if task.judge is not None:
             task.judge.journal, task.judge.progress, task.judge.on_main = folder, progress, workers.on_main
         known: Any = {"task": task.name, "seed": request.seed, "journal": folder, "progress": progress}
         lm = LapLM(model, tokenizer, workers, batch=request.batch or BATCH, **known)
-        with _swift_lm_eval():
-            # `simple_evaluate` would reseed all generators. One task a call: lm-eval asks all before it scores any.
-            results: Any = evaluator.evaluate(
-                lm=lm,
-                task_dict=task.loaded,
-                limit=request.limit,
-                apply_chat_template=task.is_chat,
-                confirm_run_unsafe_code=task.runs_unsafe_code,
-                bootstrap_iters=100_000 if is_main else 0,  # of standard errors
-            )
+        # `simple_evaluate` would reseed all generators. One task a call: lm-eval asks all before it scores any.
+        results: Any = evaluator.evaluate(
+            lm=lm,
+            task_dict=task.loaded,
+            limit=request.limit,
+            apply_chat_template=task.is_chat,
+            bootstrap_iters=100_000 if is_main else 0,  # of standard errors
+        )
         if lm.resumed and is_main:
-            print(f"{task.name}: {lm.resumed:,} saved answers are reused (--fresh asks again)", file=sys.stderr)
+            print(f"{task.name}: {lm.resumed:,} saved answers of {folder} are reused", file=sys.stderr)
         if lm.truncated and is_main:
             print(f"{task.name}: {lm.truncated:,} prompts lost their start to fit the context", file=sys.stderr)
         samples = folder / f"samples{'' if request.limit is None else f'-limit{request.limit}'}.jsonl"
         if is_main:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(samples, "".join(json.dumps(line, default=str) + "\n" for line in sample_lines(task, results)))
-        details = {"prompts_cut": lm.truncated, "prompts_beyond_context": lm.beyond_context, "samples": str(samples)}
+        details = {"prompts_cut": lm.truncated, "samples": str(samples)}
         scores += scores_of(request, task, results, details)
     return scores, {
         "protocol": request.protocol,
-        "settings": {**(request.sampling if request.protocol == "paper" else {}), "seed": request.seed},
         "dtype": dtype,
         "versions": {"lm_eval": version("lm-eval")},
         "tokenizer_sha256": tokenizer.sha256,
-        "average": average(scores),
     }
 
 
@@ -105,26 +96,6 @@ def _prepare(name: str, request: Request) -> PreparedTask:
         return other_task(name, request)
     benchmark = BENCHMARKS[name]
     return benchmark.paper_task(request) if request.protocol == "paper" else benchmark.lm_eval_task(request)
-
-
-def _code_execution(task: PreparedTask) -> str | None:
-    return "unsafe: no sandbox" if task.runs_unsafe_code else str(task.judge.mode) if task.judge else None
-
-
-@contextmanager
-def _swift_lm_eval() -> Iterator[None]:
-    """Make lm-eval compile a prompt's template once, not once a document (MMLU: half a minute), and hide its progress
-    bar, which would be drawn over ours."""
-    task: Any = lm_eval.api.task
-    templates: Any = lm_eval.utils.env
-    bar = task.tqdm
-    task.tqdm = partial(bar, disable=True)
-    templates.from_string = cache(templates.from_string)  # on the instance, where it hides the class's method
-    try:
-        yield
-    finally:
-        task.tqdm = bar
-        del templates.from_string
 
 
 _UNNAMED = ("none", "verdicts")  # filters that are not shown beside a metric
@@ -161,21 +132,15 @@ def _score(
     interval = None if error is None else (value - 1.96 * error, value + 1.96 * error)
     if unit == "fraction":
         interval = wilson_interval(value * count, count)
-    usual = {**SAMPLING, "seed": SEED}
-    used = {**(prepared.sampling if request.protocol == "paper" and prepared.sampling else {}), "seed": request.seed}
-    conditions = {key: setting for key, setting in used.items() if setting != usual[key]}
+    conditions = {} if prepared.sampling is None or request.protocol != "paper" else prepared.sampling.conditions()
+    conditions |= {} if request.seed == SEED else {"seed": request.seed}
     described = {
         "metric": first,
-        "stderr": error,
         "metrics": metrics,
-        "of": sum(results["n-samples"][task]["original"] for task in tasks),
-        "version": results["versions"].get(name),
         "num_fewshot": results["n-shot"].get(tasks[0], 0),
-        "protocol": request.protocol,
-        **({"prompt_form": prompt_form(request.run)} if request.protocol == "paper" else {}),
-        "sampling": prepared.sampling,
+        "sampling": None if prepared.sampling is None else prepared.sampling.model_dump(),
         "files": prepared.files,
-        "code_execution": _code_execution(prepared),
+        "code_execution": str(prepared.judge.mode) if prepared.judge else None,
         **details,
     }
     files = list(prepared.files)
@@ -203,8 +168,7 @@ def _metrics(prepared: PreparedTask, name: str, results: Mapping[str, Any]) -> d
             "direction": {True: "higher", False: "lower"}.get(directions.get(metric)),
         }
     if METRIC in metrics:
-        pairs = [sample[METRIC] for sample in results["samples"][name]]
-        metrics[METRIC] |= {"stderr": standard_error(pairs), "unit": "bits"}
+        metrics[METRIC]["unit"] = "bits"
     return metrics
 
 
@@ -240,14 +204,3 @@ def sample_lines(prepared: PreparedTask, results: Mapping[str, Any]) -> Iterator
                 "target": sample["target"],
                 "scores": {metric: sample[metric] for metric in sample["metrics"]},
             }
-
-
-def average(scores: Sequence[Score]) -> dict[str, Any] | None:
-    """Return the plain mean over the paper's tasks, its standard error, and which tasks of its table are missing."""
-    counted = [score for score in scores if score.task in PAPER_TASKS]
-    if len(counted) < 2:
-        return None
-    errors = [score.details["stderr"] for score in counted]
-    error = None if None in errors else math.sqrt(sum(each**2 for each in errors)) / len(errors)
-    missing = [name for name in PAPER_TASKS if name not in {score.task for score in counted}]
-    return {"value": sum(score.value for score in counted) / len(counted), "stderr": error, "missing": missing}

@@ -9,7 +9,7 @@ import torch
 from analysis_support import vit
 
 from lapcli.analysis.measurement import Settings
-from lapcli.analysis.measurements.collapse import Collapse, CollapseAccumulator, equiangular, equinorm, self_duality
+from lapcli.analysis.measurements.collapse import Collapse, CollapseOfLayer
 from lapcli.measures.capture import Batch, Capture
 from lapcli.models.anatomy import anatomy_of
 
@@ -28,7 +28,7 @@ def measured(h_BTD, labels, classifier, logits=None, batch=100):
             collapse.compare(x, None)
             collapse.compare_logits(part, None)
 
-    collapse = CollapseAccumulator(classifier, (lambda: None) if logits is None else second_pass)
+    collapse = CollapseOfLayer(classifier, (lambda: None) if logits is None else second_pass)
     for x, y in zip(parts, torch.from_numpy(labels).split(batch), strict=True):
         collapse.update(x, y)
     return collapse.result()
@@ -71,40 +71,6 @@ def test_random_features_are_as_by_loops(batch):
     assert found["nc4"] == pytest.approx(np.mean(np.array(nearest) != logits.argmax(axis=1)))
 
 
-def test_hand_worked_pairs():
-    assert equinorm(np.array([[3.0, 4.0], [0.0, 5.0]])) == pytest.approx(0)
-    assert equiangular(np.array([[1.0, 0.0], [-2.0, 0.0]])) == pytest.approx(0)  # two classes: opposite
-    assert equiangular(np.array([[1.0, 0.0], [0.0, 1.0]])) == pytest.approx(1)
-    assert self_duality(np.eye(2), -np.eye(2)) == pytest.approx(4)  # |a - (-a)|^2 of a unit a
-
-
-def test_the_order_and_a_rotation_change_nothing():
-    rng = np.random.default_rng(2)
-    W, labels, x = rng.normal(size=(3, 5)), rng.integers(0, 3, 20), rng.normal(size=(20, 2, 5))
-    turn, order = np.linalg.qr(rng.normal(size=(5, 5)))[0], rng.permutation(20)
-    one, other = measured(x, labels, W).values, measured((x @ turn)[order], labels[order], W @ turn, batch=7).values
-    for name in one:
-        assert one[name] == pytest.approx(other[name]), name
-
-
-def test_degenerate_input_has_an_answer():
-    rng = np.random.default_rng(3)
-    W = rng.normal(size=(3, 4))
-    one = measured(rng.normal(size=(5, 2, 4)), np.ones(5, dtype=np.int64), W, logits=np.eye(3)[np.ones(5, dtype=int)])
-    assert one.values["nc1"] is None
-    assert one.values["nc3"] is None
-    assert one.values["nc4"] == 0  # the only mean is the nearest
-    assert any("one class" in note for note in one.notes)
-    equal = measured(np.full((6, 2, 4), 0.1), np.array([0, 0, 1, 1, 2, 2]), W)
-    assert equal.values["nc2_equiangular_centred"] is None
-    assert equal.values["nc1"] is None
-    labels = np.arange(9)
-    crowded = measured(rng.normal(size=(9, 2, 2)), labels, rng.normal(size=(9, 2)))  # more classes than dimensions
-    assert np.isfinite(crowded.values["nc1"])
-    assert any("does not fit" in note for note in crowded.notes)
-    assert any("one example" in note for note in crowded.notes)
-
-
 def test_all_layers_of_a_model_need_no_temporary_file(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     model, _ = vit(2)
@@ -114,9 +80,9 @@ def test_all_layers_of_a_model_need_no_temporary_file(monkeypatch, tmp_path):
         anatomy=anatomy_of(model), examples=SimpleNamespace(classes=["a", "b", "c"], batches=lambda: iter(batches))
     )
     measurement, capture = Collapse(opened, Settings(layer="all")), Capture(opened.anatomy)
-    accumulators = [measurement.listen(capture, layer) for layer in measurement.layers]
+    results = [measurement.measure(capture, layer) for layer in measurement.layers]
     capture.run(batches)
-    found = [accumulator.result().values["nc4"] for accumulator in accumulators]
+    found = [result().values["nc4"] for result in results]
     assert len(found) == 2
     for layer, nc4 in enumerate(found):
         with torch.no_grad():

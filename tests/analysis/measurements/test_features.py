@@ -16,9 +16,3 @@ def test_colours_of_planted_components():
         agrees = (rgb[:, column] > 0.5) == (signs[:, column] > 0)
         assert agrees.all() or not agrees.any()
     np.testing.assert_allclose(np.maximum(rgb, 1 - rgb), high)
-
-
-def test_equal_patches_are_grey():
-    rgb, shares = colours(np.full((4, 3), 0.3))
-    np.testing.assert_array_equal(rgb, 0.5)
-    assert not shares.any()

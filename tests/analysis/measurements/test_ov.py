@@ -1,13 +1,15 @@
 """Maps of heads against known spectra and against whole matrices of each architecture."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
 from analysis_support import dino, gpt, vit
 
-from lapcli.analysis.measurements.ov import OvOfLayer, head_ov, value_and_output
+from lapcli.analysis.measurement import Settings
+from lapcli.analysis.measurements.ov import Ov, head_ov, value_and_output
 from lapcli.models.anatomy import anatomy_of
 
 
@@ -44,7 +46,7 @@ def test_heads_of_our_models_are_their_matrices(build):
     anatomy = anatomy_of(model)
     attention = anatomy.blocks[1].attn
     value, output = value_and_output(attention)
-    found = OvOfLayer(attention, anatomy.plan.operator_names(1)).result()
+    found = Ov(SimpleNamespace(anatomy=anatomy, plan=anatomy.plan), Settings()).measure(None, 1)()
     names = ("mean_eigenvalue", "symmetric", "diagonal")
     heads = list(zip(*(found.series[name] for name in names), strict=True))
     expected = list(whole(value.double(), output.double(), len(heads)))

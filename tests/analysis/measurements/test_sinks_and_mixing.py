@@ -1,19 +1,13 @@
 """Attention to the first token and to oneself against whole matrices, and what operators learnt against the weights."""
 
-from dataclasses import dataclass
-
-import numpy as np
 import pytest
 import torch
-from analysis_support import gpt, on_a_device_without_float64, vit
+from analysis_support import gpt, measured, on_a_device_without_float64, vit
 
 from lapcli.analysis.measurement import NotApplicable, Settings
 from lapcli.analysis.measurements import sinks
-from lapcli.analysis.measurements.mixing import MixingAccumulator, OperatorMixing
-from lapcli.heads.operators import INPUT, Learnt, Operator
-from lapcli.measures.capture import Batch, Capture
+from lapcli.analysis.measurements.mixing import OperatorMixing
 from lapcli.models.anatomy import anatomy_of
-from lapcli.runtime import plugins
 
 LEARNT = [{"mix": {"heads": 2, "learn": ["alpha"]}, "gate": 1}, {"exclusive": {"heads": 3, "gate": "tanh"}}]
 
@@ -37,19 +31,11 @@ def test_blocks_of_rows_are_the_whole_matrix(causal, rows, monkeypatch):
             assert float(cosine[b, h]) == pytest.approx(float(cosines.mean()))
 
 
-def measured(model, inputs, accumulators):
-    capture = Capture(anatomy_of(model))
-    for layer, accumulator in enumerate(accumulators):
-        capture.on_heads(layer, lambda heads, _, accumulator=accumulator: accumulator.update(heads))
-    capture.run([Batch(inputs[:1], None, 0), Batch(inputs[1:], None, 1)])
-    return [accumulator.result() for accumulator in accumulators]
-
-
 def test_what_was_learnt_is_what_the_weights_say():
     model, tokens = gpt(0, operators=LEARNT)
-    plan, inputs = model.config.head_plan(), []
+    inputs = []
     model.blocks[0].attn.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    first, second = measured(model, tokens, [MixingAccumulator(plan.operator_names(layer)) for layer in range(2)])
+    first, second = measured(OperatorMixing, model, tokens)
     assert first.words["operators"] == ["attention", "gate", "mix", "mix"]
     assert first.series["mix_alpha"][2:].tolist() == pytest.approx(model.blocks[0].attn.operators.mix_alpha.tolist())
     gates = (torch.cat(inputs) @ model.blocks[0].attn.operators.gate_weight.mT).sigmoid()
@@ -63,20 +49,19 @@ def test_what_was_learnt_is_what_the_weights_say():
 def test_a_vit_attends_to_its_class_token_as_its_matrix_says():
     model, images = vit(2)
     names = anatomy_of(model).plan.operator_names(0)
-    (found,) = measured(model, images, [sinks.SinksAccumulator(names)])
+    found, _ = measured(sinks.Sinks, model, images)
     assert names == ["attention", "attention", "laplacian", "laplacian"]
     assert (found.series["to_first"] > 0).all()
     assert (found.series["to_first"] < 1).all()
     assert found.values["to_self"] == pytest.approx(found.series["to_self"].mean())
 
 
-@pytest.mark.parametrize("kind", [sinks.SinksAccumulator, MixingAccumulator])
+@pytest.mark.parametrize("kind", [sinks.Sinks, OperatorMixing])
 def test_a_device_without_float64_gives_the_same_numbers(kind, monkeypatch):
     model, tokens = gpt(0, operators=LEARNT)
-    names = [model.config.head_plan().operator_names(layer) for layer in range(2)]
-    expected = measured(model, tokens, [kind(name) for name in names])
+    expected = measured(kind, model, tokens)
     on_a_device_without_float64(model, monkeypatch)
-    for found, on_the_cpu in zip(measured(model, tokens, [kind(name) for name in names]), expected, strict=True):
+    for found, on_the_cpu in zip(measured(kind, model, tokens), expected, strict=True):
         assert found.series.keys() == on_the_cpu.series.keys()
         for name, series in on_the_cpu.series.items():
             assert found.series[name].tolist() == pytest.approx(series.tolist(), rel=1e-12, nan_ok=True)
@@ -90,31 +75,3 @@ def test_a_model_that_learns_none_has_no_mixing():
 
     with pytest.raises(NotApplicable, match="no head operator of this model learns anything"):
         OperatorMixing(Opened(), Settings())
-
-
-@dataclass(frozen=True)
-class Borrowed(Operator):
-    """An operator of another package: a number for each head, a direction for all, and a map of the input."""
-
-    name = "borrowed"
-    letter = "B"
-    needs = frozenset({INPUT})
-
-    def parameters(self, heads, head_size, width):
-        return {"gate": Learnt((heads,), 2.0), "direction": Learnt((head_size,)), "map": Learnt((heads, width))}
-
-    def apply(self, v_BHTD, o_BHTD, state):
-        return o_BHTD * state.parameters["gate"][:, None, None]
-
-    def flops(self, head_size, width):
-        return head_size
-
-
-def test_only_gates_are_shown_as_gates(monkeypatch):
-    monkeypatch.setitem(plugins._added, "operator", {"borrowed": (Borrowed, plugins.Origin("test", "1"))})
-    model, tokens = gpt(0, operators=[{"borrowed": 2, "gate": 1}, {}])
-    names = model.config.head_plan().operator_names(0)
-    (found,) = measured(model, tokens, [MixingAccumulator(names)])
-    assert found.series.keys() == {"borrowed_gate", "gate"}
-    assert found.series["borrowed_gate"][2:].tolist() == model.blocks[0].attn.operators.borrowed_gate.tolist()
-    assert np.isfinite(found.series["gate"]).tolist() == [False, True, False, False]

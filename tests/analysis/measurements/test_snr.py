@@ -3,15 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from analysis_support import of_tokens
 
-from lapcli.analysis.measurements.snr import SignalToNoiseAccumulator
-
-
-def measured(x, batch=100):
-    accumulator = SignalToNoiseAccumulator()
-    for part in torch.from_numpy(x).split(batch):
-        accumulator.update(part)
-    return accumulator.result()
+from lapcli.analysis.measurements.snr import SignalToNoise
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -21,19 +15,12 @@ def test_ratio_of_mean_and_spread(batch):
     for s in x:
         mean = s.mean(axis=0)
         ratios.append(np.linalg.norm(mean) / np.sqrt(np.mean([np.sum((t - mean) ** 2) for t in s])))
-    found = measured(x, batch).values
+    found = of_tokens(SignalToNoise, torch.from_numpy(x).split(batch)).values
     assert found["snr"] == pytest.approx(np.mean(ratios), rel=1e-12)
 
 
-def test_ratio_by_hand():
-    """Tokens (3, 1) and (3, -1): the mean has length 3, the spread is 1."""
-    assert measured(np.array([[[3.0, 1.0], [3.0, -1.0]]])).values["snr"] == pytest.approx(3)
-
-
 def test_ratio_of_equal_tokens_is_left_out():
-    equal = np.full((1, 5, 2), 0.1)
-    found = measured(equal)
-    assert found.values["snr"] is None
-    assert "left out" in found.notes[0]
-    both = np.concatenate([equal[:, :2], np.array([[[3.0, 1.0], [3.0, -1.0]]])])
-    assert measured(both).values["snr"] == pytest.approx(3)
+    """Of tokens (3, 1) and (3, -1) the mean has length 3, the spread is 1."""
+    equal, varied = torch.full((1, 2, 2), 0.1), torch.tensor([[[3.0, 1.0], [3.0, -1.0]]])
+    assert of_tokens(SignalToNoise, [equal]).values["snr"] is None
+    assert of_tokens(SignalToNoise, [equal, varied]).values["snr"] == pytest.approx(3)

@@ -4,10 +4,11 @@ import pytest
 import torch
 from analysis_support import dino, gpt, vit
 
-from lapcli.analysis.measurements.updates import HeadUpdatesAccumulator, head_update
+from lapcli.analysis.measurements.updates import add_updates, head_update, result_of
 from lapcli.heads.operator_attention import HeadOperators
 from lapcli.heads.plan import head_plan
 from lapcli.measures.capture import Batch, Capture
+from lapcli.measures.tokens import StreamingMoments
 from lapcli.models.anatomy import HeadInputs, anatomy_of
 
 MODELS = {
@@ -58,10 +59,10 @@ def one_head(laplacian, out, causal=False):
     """Zero queries attend to all tokens alike; values are the tokens themselves."""
     x_BTC = torch.randn(3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
     zeros, values = torch.zeros(3, 1, 6, 4, dtype=torch.float64), x_BTC[:, None]
-    updates = HeadUpdatesAccumulator(["laplacian" if laplacian else "attention"])
+    moments = [StreamingMoments()]
     operators = HeadOperators(head_plan(int(laplacian), 1, 1), 0, 4, 4)
-    updates.update(HeadInputs(x_BTC, zeros, zeros, values, out, None, causal, operators, x_BTC))
-    return updates.result()
+    add_updates(moments, HeadInputs(x_BTC, zeros, zeros, values, out, None, causal, operators, x_BTC))
+    return result_of(moments, ["laplacian" if laplacian else "attention"])
 
 
 def test_an_attention_head_moves_tokens_along_the_mean():
@@ -82,15 +83,3 @@ def test_a_laplacian_head_moves_tokens_towards_the_mean():
     away = one_head(True, torch.eye(4, dtype=torch.float64))
     assert away.values["laplacian_cosine_towards_mean"] == pytest.approx(-1)
     assert away.values["laplacian_variance_change"] == pytest.approx(3)
-
-
-def test_a_causal_head_has_no_direction_at_its_first_token():
-    found = one_head(True, -torch.eye(4, dtype=torch.float64), causal=True)
-    assert found.values["laplacian_cosine_towards_mean"] == pytest.approx(1)
-
-
-def test_a_silent_head_says_so():
-    found = one_head(False, torch.zeros(4, 4, dtype=torch.float64))
-    assert found.values["attention_cosine_with_mean"] is None
-    assert found.values["attention_variance_change"] == 0
-    assert "add nothing" in found.notes[0]

@@ -27,14 +27,6 @@ def test_real_files_completely(task, test_data):
         assert digest == sha256_of_file(Path(path))
 
 
-def test_arc_rows_keep_their_labels(test_data):
-    documents = BENCHMARKS["arc_challenge"].documents("test", test_data)
-    labels = {tuple(ARC_EASY.parts(document)[1]) for document in documents}
-    assert tuple("1234") in labels
-    assert {3, 4, 5} >= {len(each) for each in labels} > {4}
-    assert all(document["answerKey"] in ARC_EASY.parts(document)[1] for document in documents)
-
-
 def test_small_files(tmp_path):
     data = write_benchmarks(tmp_path)
     arc = BENCHMARKS["arc_easy"].documents("test", data)
@@ -61,29 +53,6 @@ def test_bad_files_are_named(tmp_path, content, said):
         BENCHMARKS["gsm8k"].documents("test", tmp_path)
     assert said in str(error.value)
     assert str(tmp_path / "test.jsonl") in str(error.value)
-
-
-def test_missing_files_are_named_at_once(tmp_path, monkeypatch):
-    """Nothing is waited for: the hub's library would try again after a while, and again."""
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"it waited for {seconds} seconds"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    for data, expected in (
-        (tmp_path, str(tmp_path / "arc" / "ARC-Easy" / "ARC-Easy-Test.jsonl")),
-        (tmp_path / "nothing", "is not a folder"),
-        (None, "put ARC-Easy/ARC-Easy-Test.jsonl into DIR/arc and use --data DIR"),
-    ):
-        with pytest.raises(DataError) as error:
-            BENCHMARKS["arc_easy"].documents("test", data)
-        assert expected in str(error.value)
-        assert "\n" not in str(error.value)
-    # Without a word about being offline: nobody listens on this port.
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    with pytest.raises(DataError, match="cannot be reached"):
-        BENCHMARKS["gsm8k"].documents("test", None)
 
 
 def test_from_the_hub_and_then_without_it(tmp_path, monkeypatch):

@@ -55,7 +55,7 @@ def test_it_is_evaluated_resumed_and_reported(tmp_path):
     assert score["count"] == 4
     assert score["value"] in (0, 0.25, 0.5, 0.75, 1)
     again = lap_with(tmp_path, *evaluate)
-    assert "capitals: 4 saved answers are reused" in again.stderr
+    assert "capitals: 4 saved" in again.stderr
     assert json.loads(again.stdout)["tasks"]["capitals"] == score
     run.update(weights_sha256=json.loads(first.stdout)["weights_sha256"])
     report = lap_with(tmp_path, "report", "--runs-dir", str(run.path.parent), "--format", "markdown")

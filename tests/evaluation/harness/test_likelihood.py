@@ -41,15 +41,6 @@ def test_packed_is_one_by_one(laplacian_heads, questions, batch):
         assert [p.is_greedy for p in found[number]] == [greedy for _, greedy in expected]
 
 
-def test_a_greedy_continuation_is_called_so():
-    model = tiny_model(VOCAB)
-    best = int(model(torch.tensor([[1, 2, 3]]))[0, -1].argmax())
-    ((_, (first, other)),) = score(model, [Question((1, 2, 3), ((best,), ((best + 1) % VOCAB,)))], 1)
-    assert first.is_greedy
-    assert not other.is_greedy
-    assert first.logprob > other.logprob
-
-
 def test_the_host_does_not_wait_for_each_position() -> None:
     """It waits as often for twelve times as many of them."""
     model, waits = tiny_model(VOCAB), []
@@ -89,8 +80,3 @@ def test_weights_that_are_not_finite_are_an_error(continuations):
         model.blocks[1].mlp.up.weight[0, 0] = float("nan")
     with pytest.raises(LapError, match="not finite"):
         list(score(model, [Question((1, 2), continuations)], 4))
-
-
-def test_nothing_to_score_is_an_error():
-    with pytest.raises(LapError, match="empty"):
-        list(score(tiny_model(VOCAB), [Question((1,), ((),))], 1))

@@ -65,7 +65,6 @@ def test_units_directions_and_intervals(base, tasks, capsys):
     assert likelihood["interval"][0] < likelihood["value"] < likelihood["interval"][1]
     assert (brier["unit"], brier["direction"], brier["interval"]) == (None, "lower", None)
     assert (accuracy["unit"], accuracy["direction"]) == ("fraction", "higher")
-    assert result["average"] is None
     rows = results([str(base.path)]).set_index(["task", "metric"])
     assert rows.value["made_brier", "brier_score"] == brier["value"]
     assert rows.direction["made_likelihood", "perplexity"] == rows.direction["made_brier", "brier_score"] == "lower"

@@ -2,11 +2,8 @@
 
 import json
 import math
-import os
 import shutil
-import sys
 
-import datasets
 import pytest
 import torch
 from harness_support import (
@@ -22,12 +19,10 @@ from harness_support import (
 )
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
-from support import HANG, ROOT, run_main, run_process
 
-from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.result_rows import results
 from lapcli.runs import read_run
-from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.errors import LapError
 
 torch.set_num_threads(1)
 PAPER = "arc_easy,arc_challenge,mmlu,gsm8k,humaneval"
@@ -92,7 +87,7 @@ def test_every_number_is_a_row_and_conditions_keep_rows_apart(made, tmp_path):
     run = copied(made[0], tmp_path / "copy")
     result = evaluated(run, "arc_easy,gsm8k", made[1], **QUICK)
     evaluated(run, "gsm8k", made[1], limit=2, **QUICK)
-    evaluated(run, "gsm8k", made[1], **{**QUICK, "temperature": 0.5})
+    evaluated(run, "gsm8k", made[1], set=[*QUICK["set"], "sampling.temperature=0.5"])
     evaluated(run, "gsm8k", made[1], **QUICK)  # the same again, which replaces the first
     rows = results([str(run.path)])
     assert len(rows[rows.metric == "acc"]) == 1
@@ -106,8 +101,9 @@ def test_every_number_is_a_row_and_conditions_keep_rows_apart(made, tmp_path):
     assert first.weights_sha256 == result["weights_sha256"]
 
 
-def test_batches_do_not_change_numbers(made, whole):
-    assert_same(evaluated(made[0], "arc_easy,mmlu,gsm8k", made[1], batch=1, fresh=True, **QUICK), whole)
+def test_batches_do_not_change_numbers(made, whole, tmp_path):
+    run = copied(made[0], tmp_path / "copy")
+    assert_same(evaluated(run, "arc_easy,mmlu,gsm8k", made[1], batch=1, **QUICK), whole)
 
 
 @pytest.mark.long
@@ -126,39 +122,16 @@ def test_two_processes_with_uneven_documents_give_the_same(made, whole, tmp_path
 
 def test_killed_and_resumed(made, whole, tmp_path, capsys):
     run = copied(made[0], tmp_path / "copy")
-    assert evaluate_in_processes(1, run, PAPER, made[1], die_after=20, **QUICK) == -9  # in the middle of gsm8k
+    assert evaluate_in_processes(1, run, "mmlu,gsm8k", made[1], die_after=8, **QUICK) == -9  # in the middle of gsm8k
     assert not list((run.path / "eval").glob("*.json"))
     capsys.readouterr()
-    resumed = evaluated(run, PAPER, made[1], **QUICK)
+    resumed = evaluated(run, "mmlu,gsm8k", made[1], **QUICK)
     said = capsys.readouterr().err
     assert "mmlu: 6 saved" in said
     assert "gsm8k: 2 saved" in said
     assert_same(resumed, whole)
-    evaluated(run, "gsm8k", made[1], **{**QUICK, "seed": 5})  # other settings find nothing of it
+    evaluated(run, "gsm8k", made[1], seed=5, **QUICK)  # other settings find nothing of it
     assert "saved" not in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_without_any_network(made, whole):
-    """In an empty network namespace, and nobody told the hub's library that it is offline."""
-    alone = next((way for way in (["unshare", "-n"], ["unshare", "-rn"]) if _works([*way, "true"])), None)
-    if alone is None:
-        pytest.skip("this system lets nobody make a network namespace")
-    run, data = made
-    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    options = ["--run", str(run.path), "--tasks", PAPER, "--data", str(data), "--fresh", "--json"]
-    options += [word for name, value in QUICK.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    command = [*alone, sys.executable, "-m", "lapcli", "eval", *options]
-    done = run_process(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=HANG)
-    assert done.returncode == 0, done.stderr
-    assert numbers(json.loads(done.stdout)) == numbers(whole[0])
-
-
-def _works(command):
-    try:
-        return run_process(command, capture_output=True).returncode == 0
-    except OSError:
-        return False
 
 
 def test_harness_prompts_are_lm_evals(made, base):
@@ -195,68 +168,7 @@ def test_bits_per_byte_of_held_out_text(base, tmp_path):
     assert (found["count"], found["unit"], found["direction"]) == (2, "bits", "lower")
 
 
-@pytest.mark.parametrize("tasks", ["arc_easy", "gsm8k"])
-def test_diverged_weights_are_an_error(made, tmp_path, tasks):
+def test_diverged_weights_are_an_error(made, tmp_path):
     run = make_run(tmp_path / "runs", damage=True)
     with pytest.raises(LapError, match="not finite"):
-        evaluated(run, tasks, made[1], **QUICK)
-
-
-def test_the_table(made, whole, capsys):
-    run, data = made
-    options = ["--samples", "3", "--max-tokens", "6", "--data", str(data)]
-    where = ["--runs-dir", str(run.path.parent), "--run", "chat"]
-    code, out, err = run_main(capsys, "eval", *where, "--tasks", PAPER, *options)
-    assert code == 0, err
-    rows = [line.split() for line in out.splitlines()]
-    arc = whole[0]["tasks"]["arc_easy"]
-    (row,) = (row for row in rows if row[:2] == ["arc_easy", "acc"])
-    assert row[2] == f"{arc['value']:.2%}"
-    assert row[-2:] == [f"{arc['details']['stderr']:.2%}", "7"]
-    assert any(row[:1] == ["average"] and f"{whole[0]['average']['value']:.2%}" in row for row in rows)
-
-
-@pytest.mark.long
-def test_any_task_of_lm_eval_with_its_data_from_the_hubs_cache(base, tmp_path, monkeypatch):
-    """SciQ, of which `lap` knows nothing: lm-eval finds the definition, and the hub's library what it has on disk.
-
-    The score is that of the likeliest answer by one whole forward for each, with the prompt as SciQ's authors have it.
-    """
-    words = [["stone", "cloud", "heat", "light"], ["wood", "salt", "rain", "iron"], ["sand", "fire", "snow", "water"]]
-    answers = [[row[(place + turn) % 4] for place in range(4)] for turn in range(4) for row in words]
-    rows = {
-        "support": ["Plants need light.", "", "Rivers carry water."] * 4,
-        "question": ["What do plants need?", "Which is a metal?", "What do rivers carry?"] * 4,
-        "correct_answer": [row[3] for row in answers],
-        **{f"distractor{n + 1}": [row[n] for row in answers] for n in range(3)},
-    }
-    files = {split: tmp_path / f"{split}.parquet" for split in ("train", "validation", "test")}
-    for file in files.values():
-        datasets.Dataset.from_dict(rows).to_parquet(file)
-    names = {split: str(file) for split, file in files.items()}
-    datasets.load_dataset("parquet", data_files=names, cache_dir=str(tmp_path / "made"))
-    (made,) = (tmp_path / "made").rglob("dataset_info.json")
-    kept = tmp_path / "hub" / "allenai___sciq" / "default" / "0.0.0" / "c0ffee"
-    shutil.copytree(made.parent, kept)
-    for file in kept.glob("*.arrow"):
-        file.rename(kept / file.name.replace("parquet", "sciq"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    score = evaluated(base, "sciq", None, protocol="harness")["tasks"]["sciq"]
-    tokenizer = Tokenizer.from_file(base.path / "tokenizer.json")
-    model, right = tiny_model(tokenizer.vocab_size), 0
-    for support, question, choices in zip(rows["support"], rows["question"], answers, strict=True):
-        context = [tokenizer.bos, *tokenizer.encode(f"{support}\nQuestion: {question}\nAnswer:")]
-        likelihoods = []
-        for choice in choices:
-            ids = [*context, *tokenizer.encode(f" {choice}")]
-            logprobs = model(torch.tensor([ids])).detach()[0].double().log_softmax(-1)
-            likelihoods.append(sum(float(logprobs[at - 1, ids[at]]) for at in range(len(context), len(ids))))
-        right += likelihoods.index(max(likelihoods)) == 3
-    assert 0 < right < 12  # or any answer would do
-    assert (score["count"], score["value"]) == (12, pytest.approx(right / 12))
-    with pytest.raises(LapError, match="could not load piqa"):
-        evaluated(base, "piqa", None, protocol="harness")
-    with pytest.raises(UsageError, match="sciq"):
-        evaluated(base, "scique", None, protocol="harness")
+        evaluated(run, "gsm8k", made[1], **QUICK)

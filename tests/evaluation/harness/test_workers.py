@@ -32,7 +32,7 @@ def made(tmp_path_factory):
 )
 def test_an_error_on_one_rank_ends_all_with_its_sentence(made, tmp_path, failing, place, error):
     run, data = made
-    arguments = ["eval", "--run", str(run.path), "--tasks", "arc_easy", "--data", str(data), "--fresh"]
+    arguments = ["eval", "--run", str(run.path), "--tasks", "arc_easy", "--data", str(data)]
     children = [
         process(_rank, world, rank == failing, place, error, arguments, str(tmp_path))
         for rank, world in enumerate(ranks(2))

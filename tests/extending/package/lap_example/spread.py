@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lapcli.analysis.drawing import figure_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement
@@ -19,30 +20,19 @@ class Spread(Measurement):
     name = "spread"
     help = "Distance of the tokens from their mean, by layer."
     definition = "Mean squared distance of the tokens of a sequence from their mean over their mean squared length."
-    options = ("layer", "tokens")
     default_layers = "all"
     columns: ClassVar = {"spread": "spread"}
 
-    def listen(self, capture: Capture, layer: int) -> SpreadAccumulator:
-        from lapcli.measures.capture import Site
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        sums = [0.0, 0.0]
 
-        accumulator = SpreadAccumulator()
-        capture.on_tokens(Site(layer, "output", self.settings.tokens), lambda tokens, _: accumulator.update(tokens))
-        return accumulator
+        def add(tokens_BTD: Tensor, _: Any) -> None:
+            sums[0] += float((tokens_BTD - tokens_BTD.mean(dim=1, keepdim=True)).square().sum())
+            sums[1] += float(tokens_BTD.square().sum())
+
+        capture.on_tokens(self.site(layer), add)
+        return lambda: LayerResult({"spread": sums[0] / sums[1]})
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure:
         return figure_by_layer(analysis.runs, "spread", "share of the tokens' length\nthat is not their mean")
-
-
-class SpreadAccumulator:
-    def __init__(self) -> None:
-        self._distance = self._length = 0.0
-
-    def update(self, tokens_BTD: Tensor) -> None:
-        tokens_BTD = tokens_BTD.double()
-        self._distance += float((tokens_BTD - tokens_BTD.mean(dim=1, keepdim=True)).square().sum())
-        self._length += float(tokens_BTD.square().sum())
-
-    def result(self) -> LayerResult:
-        return LayerResult({"spread": self._distance / self._length})
