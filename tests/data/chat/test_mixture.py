@@ -17,12 +17,13 @@ from lapcli.data.chat.mixture import (
     chosen_rows,
     count_stage,
     counts_as_text,
+    data_sets_of,
     prepare_mixture,
     prepare_rows,
 )
 from lapcli.data.file_formats import read_rows
 from lapcli.recipe import load_recipe
-from lapcli.recipe.chat import DataSet
+from lapcli.recipe.chat import DataSet, Stage
 from lapcli.runtime.errors import DataError
 
 # What the hub has, where the folder of real files has no copy.
@@ -273,3 +274,49 @@ def test_a_download_is_kept_and_checked(tmp_path, monkeypatch, tokenizer):
     assert asked == [address]
     with pytest.raises(DataError, match="sha256"):
         prepare_rows(good.model_copy(update={"sha256": "0" * 64}), tokenizer, 64)
+
+
+def test_own_conversations_hold_some_out(data_set, tokenizer):
+    """By default a twentieth, the same rows in both stages, also where fewer rows are trained on."""
+    own = data_set("own", [talk(f"q{n}", f"a{n}") for n in range(60)])
+    settings = {"loss": "all", "train": {"epochs": 1, "batch": 2, "micro_batch": 2}}
+    midtrain = Stage(mixture=[own], batching="packed", **settings)
+    sft = Stage(mixture=[own.model_copy(update={"rows": 30, "repeats": 2})], batching="padded", **settings)
+    everything = set(texts(prepare([own], tokenizer), tokenizer))
+    held_out = []
+    for stage, rows in ((midtrain, 57), (sft, 30)):
+        parts = [prepare(data_sets, tokenizer) for data_sets in data_sets_of(stage)]
+        train, validation = (texts(mixture, tokenizer) for mixture in parts)
+        assert (len(train), len(set(train)), len(validation)) == (rows * stage.mixture[0].repeats, rows, 3)
+        assert not set(train) & set(validation)
+        assert {*train, *validation} <= everything
+        held_out.append(set(validation))
+        counts = count_stage(stage)
+        assert (counts["train"][0]["rows"], counts["validation_rows"]) == (rows, 3)
+    assert held_out[0] == held_out[1]
+    with pytest.raises(DataError, match=r"own.*57.*3.*58"):
+        prepare(
+            data_sets_of(Stage(mixture=[own.model_copy(update={"rows": 58})], batching="padded", **settings))[0],
+            tokenizer,
+        )
+
+
+def test_what_is_held_out_can_be_chosen(data_set, tokenizer):
+    own, other = (data_set(name, [talk(f"{name}{n}", "a") for n in range(60)]) for name in ("own", "other"))
+    settings = {"loss": "all", "batching": "padded", "train": {"epochs": 1, "batch": 2, "micro_batch": 2}}
+
+    def rows(held_out, *validation):
+        stage = Stage(
+            mixture=[own.model_copy(update={"held_out": held_out})],
+            validation={"mixture": list(validation)},
+            **settings,
+        )
+        return [[(d.name, len(prepare([d], tokenizer))) for d in data_sets] for data_sets in data_sets_of(stage)]
+
+    assert rows(0.5) == [[("own", 30)], [("own", 30)]]
+    assert rows(0.0) == [[("own", 60)], []]
+    assert rows(None, other) == [[("own", 60)], [("other", 60)]]  # validates on conversations already
+    assert rows(0.1, other) == [[("own", 54)], [("other", 60), ("own", 6)]]
+    single = data_set("single", [talk("q", "a")])
+    with pytest.raises(DataError, match="held_out: 0"):
+        prepare(data_sets_of(Stage(mixture=[single], **settings))[0], tokenizer)
