@@ -70,7 +70,8 @@ def ladder(
     climbed = Ladder(find_recipe(file), where, options.overrides(set_, data), chosen)
     target_compute(climbed, target)
     device = named_gpu(gpu) if gpu else None
-    tell = LogConsole().print
+    console = LogConsole()
+    tell = console.print
     if budget is not None:
         for sentence in climbed.keep_within(_hours(budget), device):
             tell(sentence)
@@ -83,7 +84,7 @@ def ladder(
         print(_cost_table(cost, price is not None), file=sys.stderr)
     slots, shares = runner.share_machine(jobs or 1)
     tell(shares)
-    statuses = runner.Runner(LadderChooser(climbed), where, slots, nproc=nproc, tell=tell).run()
+    statuses = runner.Runner(LadderChooser(climbed), where, slots, nproc=nproc, tell=tell, console=console).run()
     if error := runner.failure(statuses):
         raise error
     told = answer(climbed, target)

@@ -64,7 +64,8 @@ def search(
     check_name(own_name)
     read = read_space(recipe, parse_over(over), options.overrides(set_, data))
     settings = Settings(own_name, read, metric, seed, trials, confirm)
-    where, tell = runs_dir or default_runs_dir(), LogConsole().print
+    where, console = runs_dir or default_runs_dir(), LogConsole()
+    tell = console.print
     if dry_run:
         found = Search(settings, None)
         first = {arm: dict(found.propose(arm).params) for arm in ARMS}
@@ -79,9 +80,11 @@ def search(
     if settings.rung is None:
         tell("validation.every allows no validation before a trial's last step, so no trial is stopped early")
     found, slots = Search(settings, where), share_machine(jobs or 1)[0]
-    statuses = Runner(found, where, slots, nproc=nproc, tell=tell).run()
+    statuses = Runner(found, where, slots, nproc=nproc, tell=tell, console=console).run()
     cells = found.confirmation()
-    statuses += Runner(Chooser([*chain(*cells.values())], where), where, slots, nproc=nproc, tell=tell).run()
+    statuses += Runner(
+        Chooser([*chain(*cells.values())], where), where, slots, nproc=nproc, tell=tell, console=console
+    ).run()
     result = found.result(cells)
     if as_json:
         print_json(result)

@@ -116,10 +116,11 @@ def sweep(
     # Every cell would be refused for the same reason, after it has loaded torch.
     if (here := runner.visible_gpus()) and any(cell.loaded.train.device != "cpu" for cell, _ in known):
         Processes(nproc).check(max(1, len(here) // (jobs or 1)))
-    tell = LogConsole().print
+    console = LogConsole()
+    tell = console.print
     tell(shares)
     chooser = SweepChooser(grid, where, only, tell)
-    statuses = runner.Runner(chooser, where, slots, nproc=nproc, track=trackers, tell=tell).run()
+    statuses = runner.Runner(chooser, where, slots, nproc=nproc, track=trackers, tell=tell, console=console).run()
     if not statuses:
         raise UsageError(f"the cells called {only} wait until the sweep is tuned; run it without --only first")
     if as_json:

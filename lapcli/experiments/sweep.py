@@ -326,8 +326,14 @@ class SweepChooser(Chooser):
             self._decide()
         return ""
 
+    def later(self) -> list[float]:
+        return [1.0 for grid in self.undecided for cell in grid.cells() if self._is_wanted(cell)]
+
+    def _is_wanted(self, cell: Cell) -> bool:
+        return self.only is None or fnmatchcase(cell.name, self.only)
+
     def _add(self, cells: Sequence[Cell]) -> None:
-        self._new += [cell for cell in cells if self.only is None or fnmatchcase(cell.name, self.only)]
+        self._new += [cell for cell in cells if self._is_wanted(cell)]
 
     def _decide(self) -> None:
         for grid in list(self.undecided):
