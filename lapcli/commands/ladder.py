@@ -11,6 +11,7 @@ from lapcli.commands.options import print_json, table
 from lapcli.runtime.devices import named_gpu
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.files import check_room
 
 EXAMPLES = """\b
 Examples:
@@ -82,6 +83,8 @@ def ladder(
             print_json(cost) if as_json else print(_cost_table(cost, price is not None))
             return
         print(_cost_table(cost, price is not None), file=sys.stderr)
+        left = sum(rung["disk"] * rung["runs_left"] / max(1, rung["runs"]) for rung in cost["rungs"])
+        check_room(where, left, "the checkpoints of all runs", "lower checkpoint.keep")
     slots, shares = runner.share_machine(jobs or 1)
     tell(shares)
     statuses = runner.Runner(LadderChooser(climbed), where, slots, nproc=nproc, tell=tell, console=console).run()

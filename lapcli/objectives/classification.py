@@ -152,7 +152,6 @@ class Classification(ImageObjective[ClassificationRecipe]):
             **self.image_facts(),
             read_seconds=seconds_to_read([section.image]),
             epochs=None if train.steps else train.epochs,
-            keeps_best=True,
             lines={
                 "tokens": f"{tokens} an image" + ("" if images is None else f", {images:,} images in all"),
                 "mixing": group,
