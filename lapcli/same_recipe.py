@@ -148,6 +148,7 @@ def _without_places(value: Any) -> Any:
     """Shorten the source of each data set of a chat mixture to its last part, so that hub, address and copy agree."""
     if isinstance(value, dict):
         plain = {key: _without_places(inner) for key, inner in value.items() if key not in ("sha256", "revision")}
+        plain["held_out"] = plain.get("held_out") or None  # none held out, by default or because it is a copy
         if isinstance(value.get("source"), str):
             plain["source"] = value["source"].rstrip("/").rpartition("/")[2].rpartition(":")[2]
         return plain

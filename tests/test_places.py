@@ -117,6 +117,25 @@ def can_mount() -> bool:
         return False
 
 
+def test_a_disk_that_is_too_small_for_the_checkpoints(home, tmp_path):
+    """Refused before the first step: one sentence with the disk, what does not fit, and the key to lower."""
+    if not can_mount():
+        pytest.skip("a small file system can be mounted by root alone")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    runs = ["--runs-dir", str(disk / "runs"), "--set", "train.steps=50", "--set", "checkpoint.keep=40"]
+    cache = {"LAP_CACHE": str(tmp_path / "cache")}
+    train = ["train", str(home / "tiny.yaml"), *runs]
+    sweep = ["sweep", str(home / "tiny.yaml"), "--over", "seed=0,1", *runs]
+    mounted = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=1m tmpfs {disk} && exec "$0" "$@"']
+    nothing = f"test ! -e {disk}/runs/tiny/run.json"
+    for code, err in run_all([(train, cache, ""), (sweep, cache, nothing)], prefix=mounted):
+        assert_one_sentence(code, err)
+        assert code == 2
+        for named in (str(disk), "checkpoint.keep", "tiny" if "all cells" not in err else "cells"):
+            assert named in " ".join(err.split())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("room", [16, 300])
 def test_a_disk_that_fills_up_while_training(home, tmp_path, room):

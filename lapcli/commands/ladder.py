@@ -11,6 +11,7 @@ from lapcli.commands.options import print_json, table
 from lapcli.runtime.devices import named_gpu
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.files import check_room
 
 EXAMPLES = """\b
 Examples:
@@ -69,7 +70,8 @@ def ladder(
     climbed = Ladder(find_recipe(file), where, options.overrides(set_, data), chosen)
     target_compute(climbed, target)
     device = named_gpu(gpu) if gpu else None
-    tell = LogConsole().print
+    console = LogConsole()
+    tell = console.print
     if budget is not None:
         for sentence in climbed.keep_within(_hours(budget), device):
             tell(sentence)
@@ -80,9 +82,11 @@ def ladder(
             print_json(cost) if as_json else print(_cost_table(cost))
             return
         print(_cost_table(cost), file=sys.stderr)
+        left = sum(rung["disk"] * rung["runs_left"] / max(1, rung["runs"]) for rung in cost["rungs"])
+        check_room(where, left, "the checkpoints of all runs", "lower checkpoint.keep")
     slots, shares = runner.share_machine(jobs or 1)
     tell(shares)
-    statuses = runner.Runner(LadderChooser(climbed), where, slots, nproc=nproc, tell=tell).run()
+    statuses = runner.Runner(LadderChooser(climbed), where, slots, nproc=nproc, tell=tell, console=console).run()
     if error := runner.failure(statuses):
         raise error
     told = answer(climbed, target)

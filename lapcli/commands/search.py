@@ -64,7 +64,8 @@ def search(
     check_name(own_name)
     read = read_space(recipe, parse_over(over), options.overrides(set_, data))
     settings = Settings(own_name, read, metric, seed, trials, confirm)
-    where, tell = runs_dir or default_runs_dir(), LogConsole().print
+    where, console = runs_dir or default_runs_dir(), LogConsole()
+    tell = console.print
     if dry_run:
         arms = {"search": read, "control": read.control()}
         domains = {arm: {key: str(each) for key, each in space.distributions.items()} for arm, space in arms.items()}
@@ -72,9 +73,11 @@ def search(
         print_json(domains) if as_json else print(table(("arm", "parameter", "domain"), rows))
         return
     found, slots = Search(settings, where), share_machine(jobs or 1)[0]
-    statuses = Runner(found, where, slots, nproc=nproc, tell=tell).run()
+    statuses = Runner(found, where, slots, nproc=nproc, tell=tell, console=console).run()
     cells = found.confirmation()
-    statuses += Runner(Chooser([*chain(*cells.values())], where), where, slots, nproc=nproc, tell=tell).run()
+    statuses += Runner(
+        Chooser([*chain(*cells.values())], where), where, slots, nproc=nproc, tell=tell, console=console
+    ).run()
     result = found.result(cells)
     if as_json:
         print_json(result)

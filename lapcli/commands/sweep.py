@@ -14,6 +14,7 @@ from lapcli.commands.options import print_json, table
 from lapcli.runtime.devices import named_gpu
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.files import check_room
 from lapcli.runtime.launch import Processes
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def sweep(
     from lapcli.experiments import runner
     from lapcli.experiments.cells import make_work_folder, parse_over, refuse_others
     from lapcli.experiments.slurm import array_script
-    from lapcli.experiments.sweep import SweepChooser, known_cells, load_sweep, sweep_cost
+    from lapcli.experiments.sweep import SweepChooser, disk_left, known_cells, load_sweep, sweep_cost
     from lapcli.runs import check_name
     from lapcli.runtime.progress import LogConsole
 
@@ -108,10 +109,12 @@ def sweep(
     # Every cell would be refused for the same reason, after it has loaded torch.
     if (here := runner.visible_gpus()) and any(cell.loaded.train.device != "cpu" for cell, _ in known):
         Processes(nproc).check(max(1, len(here) // (jobs or 1)))
-    tell = LogConsole().print
+    check_room(where, disk_left(known, where), "the checkpoints of all cells", "lower checkpoint.keep")
+    console = LogConsole()
+    tell = console.print
     tell(shares)
     chooser = SweepChooser(grid, where, only, tell)
-    statuses = runner.Runner(chooser, where, slots, nproc=nproc, tell=tell).run()
+    statuses = runner.Runner(chooser, where, slots, nproc=nproc, tell=tell, console=console).run()
     if not statuses:
         raise UsageError(f"the cells called {only} wait until the sweep is tuned; run it without --only first")
     if as_json:

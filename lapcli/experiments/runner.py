@@ -13,16 +13,19 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from lapcli.experiments.cells import Cell, commands_left, last_scores, lock_cell, log_of, progress, record
+from lapcli.experiments.overview import Overview
 from lapcli.recipe.chat import STAGES
 from lapcli.runs import INFO
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError
 from lapcli.runtime.machine import usable_cores
+from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.signals import StopRequest, end_with_parent, stop_on_signal
 from lapcli.runtime.tables import fitted
 
@@ -62,6 +65,14 @@ class Chooser:
         """Learn from a cell that has ended; return a remark for the user."""
         return ""
 
+    def cost(self, cell: Cell) -> float:
+        """Return the cost of a cell relative to that of others, to estimate the time left."""
+        return 1.0
+
+    def later(self) -> list[float]:
+        """Return the costs of the cells that are chosen once others have ended."""
+        return []
+
 
 @dataclass
 class CellStatus:
@@ -83,6 +94,7 @@ class _Job:
     started: float
     process: Any = None
     log_start: int = 0
+    first_step: int = 0  # that this process takes
 
 
 def start_process(words: Sequence[str], log: IO[bytes], lock: IO[str], environment: Mapping[str, str]) -> Process:
@@ -103,7 +115,7 @@ def start_process(words: Sequence[str], log: IO[bytes], lock: IO[str], environme
 
 
 class Runner:
-    """Runs the cells of a chooser. `tell` gets a sentence when something happens."""
+    """Runs the cells of a chooser. `tell` gets a sentence when something happens; `console` shows the progress."""
 
     def __init__(
         self,
@@ -114,16 +126,22 @@ class Runner:
         nproc: str = "auto",
         tell: Callable[[str], None],
         start: Callable[..., Process] = start_process,
+        console: LogConsole | None = None,
     ) -> None:
         self.chooser, self.runs_dir, self.tell, self.start = chooser, runs_dir, tell, start
         self.options = ["--nproc", nproc]
-        self.free = deque(slots)
+        self.free, self.slots = deque(slots), len(slots)
+        self.seconds_of_cost: list[float] = []  # of the cells that were trained from their first step on
+        self.overview = Overview(self, console) if console else None
         self.jobs: list[_Job] = []
         self.statuses: list[CellStatus] = []
 
     def run(self) -> list[CellStatus]:
         """Run until every cell is settled; raise Interrupted after a signal, when the cells have saved."""
-        with stop_on_signal(lambda name: self.tell(f"{name}: the running cells finish their step and save")) as stop:
+        with (
+            stop_on_signal(lambda name: self.tell(f"{name}: the running cells finish their step and save")) as stop,
+            self.overview or nullcontext(),
+        ):
             try:
                 self._work(stop)
             except KeyboardInterrupt:  # the second Ctrl-C
@@ -156,6 +174,8 @@ class Runner:
                 self._start_some()
             if not self.jobs and (stop or all(status.is_settled for status in self.statuses)):
                 return
+            if self.overview:
+                self.overview.show()
             time.sleep(_POLL)
 
     def _start_some(self) -> None:
@@ -183,6 +203,7 @@ class Runner:
         else:
             status.state = "running"
             job = _Job(status, self.free.popleft(), lock, self._commands(cell), time.monotonic())
+            job.first_step = progress(cell, self.runs_dir).step
             self._next_command(job)
             self.jobs.append(job)
 
@@ -217,6 +238,8 @@ class Runner:
         self.free.append(job.environment)
         if code == ExitCode.DONE:
             state = "interrupted" if job.commands else "finished"
+            if job.first_step == 0:
+                self.seconds_of_cost.append((time.monotonic() - job.started) / self.chooser.cost(cell))
         elif code == ExitCode.INTERRUPTED or (stopping and code == -signal.SIGTERM):  # the latter: no handler yet
             state = "interrupted"
         else:

@@ -46,6 +46,7 @@ from lapcli.recipe.reading import Problem, Unreadable, in_reading_order, quoted
 from lapcli.recipe.section import Section, Text, combination
 from lapcli.runtime.devices import Device
 from lapcli.runtime.errors import LapError, UsageError
+from lapcli.training.train import disk_bytes
 
 MOST_CELLS = 2000
 Values = Annotated[list[Any], Field(min_length=1, max_length=1000)]
@@ -312,8 +313,14 @@ class SweepChooser(Chooser):
             self._decide()
         return ""
 
+    def later(self) -> list[float]:
+        return [1.0 for grid in self.undecided for cell in grid.cells() if self._is_wanted(cell)]
+
+    def _is_wanted(self, cell: Cell) -> bool:
+        return self.only is None or fnmatchcase(cell.name, self.only)
+
     def _add(self, cells: Sequence[Cell]) -> None:
-        self._new += [cell for cell in cells if self.only is None or fnmatchcase(cell.name, self.only)]
+        self._new += [cell for cell in cells if self._is_wanted(cell)]
 
     def _decide(self) -> None:
         for grid in list(self.undecided):
@@ -342,17 +349,28 @@ def known_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[t
     return wanted
 
 
+def disk_left(known: Sequence[tuple[Cell, bool]], runs_dir: Path) -> int:
+    """Return the most bytes that the checkpoints of the cells that are left to train take."""
+    left = [cell for cell, _ in known if not progress(cell, runs_dir).is_trained]
+    sizes = {shape: disk_bytes(cell.loaded) for shape, cell in {_shape(cell): cell for cell in left}.items()}
+    return sum(sizes[_shape(cell)] for cell in left)
+
+
+def _shape(cell: Cell) -> str:
+    """Return the recipe without what changes neither cost nor size. Operators stay: some have parameters."""
+    values = recipe_to_dict(cell.loaded)
+    for key in ("seed", "optimizer", "laplacian_heads", "drop_path"):
+        values.pop(key, None)
+        values.get("model", {}).pop(key, None)
+    return json.dumps(values, sort_keys=True)
+
+
 def sweep_cost(known: Sequence[tuple[Cell, bool]], runs_dir: Path, device: Device | None = None) -> dict[str, Any]:
     """Plan every cell on one device, by default this machine's, and say what is left to do."""
     plans: dict[str, TrainingPlan] = {}
     cells: list[dict[str, Any]] = []
     for cell, waits in known:
-        values = recipe_to_dict(cell.loaded)
-        # What does not change the cost is left out of the key. Operators stay: some have parameters.
-        for key in ("seed", "optimizer", "laplacian_heads", "drop_path"):
-            values.pop(key, None)
-            values.get("model", {}).pop(key, None)
-        shape = json.dumps(values, sort_keys=True)
+        shape = _shape(cell)
         plan = plans[shape] = plans.get(shape) or plan_training(cell.loaded, 1, device)
         training = progress(cell, runs_dir)
         left = 0.0 if training.is_trained else 1 - training.step / plan.steps if plan.steps else 1.0

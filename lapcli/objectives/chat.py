@@ -12,7 +12,14 @@ from torch import Tensor
 
 from lapcli.data.chat.batches import ChatBatches, PackedBatches, PaddedBatches
 from lapcli.data.chat.conversation import conversation, render_prompt
-from lapcli.data.chat.mixture import Mixture, count_stage, counts_as_text, fetch_data_sets, prepare_mixture
+from lapcli.data.chat.mixture import (
+    Mixture,
+    count_stage,
+    counts_as_text,
+    data_sets_of,
+    fetch_data_sets,
+    prepare_mixture,
+)
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation.dialogue import transcript
 from lapcli.generation.engine import Engine, Sampling
@@ -71,8 +78,9 @@ class Chat(GPTObjective[ChatStageRecipe]):
         turns = [conversation([{"role": "user", "content": prompt}]) for prompt in recipe.validation.prompts]
         self._prompts = [render_prompt(turn, tokenizer) for turn in turns]
         self.check_samples(self._prompts)
-        self.train_rows = self._mixture(recipe.mixture, progress)
-        self.held_out_rows = self._mixture(recipe.validation.mixture, progress) if recipe.validation.mixture else None
+        train_sets, held_out_sets = data_sets_of(recipe)
+        self.train_rows = self._mixture(train_sets, progress)
+        self.held_out_rows = self._mixture(held_out_sets, progress) if held_out_sets else None
         self._items = self._batches_of(self.train_rows)
         self._held_out = self._batches_of(self.held_out_rows) if self.held_out_rows else None
         scheduled = train.steps or max(1, int((train.epochs or 0) * self._items.per_epoch) // train.batch)
@@ -150,7 +158,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
         by_group = self.recipe.average == "micro_batch"
         values = {"validation_loss": means / groups if by_group else nats / targets}
         if self._packed:
-            text = "the text of validation.mixture that the loss counts"
+            text = "the held-out text that the loss counts"
             values["validation_bits_per_byte"] = bits_per_byte(counted_nats, counted_bytes, text)
         return values
 

@@ -142,6 +142,5 @@ class Classification(ImageObjective[ClassificationRecipe]):
             **self.image_facts(),
             read_seconds=seconds_to_read([section.image]),
             epochs=None if train.steps else train.epochs,
-            keeps_best=True,
             values={"images": images, "tokens_per_image": tokens},
         )

@@ -162,7 +162,6 @@ class PlanFacts:
     unit: str = "example"  # what FLOPs are given for
     units_per_example: int = 1
     epochs: float | None = None
-    keeps_best: bool = False  # keeps the best checkpoint besides the newest
     read_seconds: float = 0.0  # of one core, to read an example; 0: negligible
     values: Mapping[str, Any] = field(default_factory=dict)  # more keys of the JSON
 

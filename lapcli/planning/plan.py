@@ -34,7 +34,8 @@ from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.ranks import pick_device
 from lapcli.runtime.tables import wrapped
-from lapcli.training.optimizers import OPTIMIZERS, Optimizers
+from lapcli.training.optimizers import Optimizers, state_bytes
+from lapcli.training.train import checkpoint_bytes, checkpoints_held
 
 #: Model FLOPs utilisation of compiled bf16 training by objective, for the estimate of hours; cautious: nanochat reports
 #: 0.47 for its d20 on H100s, timm's ViT-B under AMP is between 0.3 and 0.4 on A100s, and crops of DINO are small.
@@ -96,7 +97,7 @@ class TrainingPlan:
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.learning_rates = {group.name: group.lr for group in groups}
         self._trained = _bytes(p for p in model.parameters() if p.requires_grad)
-        self._optimizer = sum(OPTIMIZERS[g.optimizer].state_bytes(p) for g in groups for p in g.parameters.values())
+        self._optimizer = state_bytes(groups)
         self._update_peak = trace_update(self._built())
         self.flops_per_step = self._trace(self.batches).flops * self.batches.accumulation * processes
         self.flops_per_unit = self.flops_per_step // (self.batches.batch * self.facts.units_per_example)
@@ -115,9 +116,8 @@ class TrainingPlan:
         self.fitting_changes = self._fitting_changes() if self.fits is False and advises else None
         #: Bytes that a process sends in a step to share weights, gradients and Muon's matrices.
         self.communication_bytes = self._communication()
-        self.checkpoint_bytes = _bytes(model.state_dict().values()) + self._optimizer
-        # A new checkpoint is written before an old one is removed.
-        self.disk_bytes = self.checkpoint_bytes * (recipe.checkpoint.keep + self.facts.keeps_best + 1)
+        self.checkpoint_bytes = checkpoint_bytes(self._objective)
+        self.disk_bytes = self.checkpoint_bytes * checkpoints_held(recipe, self._objective, self.steps)
         self.hours: float | None = None
         self.mfu: float | None = None  # None: the peak is unknown, or a step was measured
         self.reading_cores: int | None = None  # that decode examples as fast as the devices train on them

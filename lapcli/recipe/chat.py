@@ -46,7 +46,10 @@ class DataSet(Section):
     revision: Text | None = None  # of the hub data set
     rows: Count | None = None  # only the first rows of the data set; null: all
     repeats: Annotated[Whole, Field(ge=1, le=1000)] = 1  # times that each row occurs in an epoch
-    split: Literal["train", "test"] = "train"  # of generated rows
+    split: Literal["train", "test"] = "train"  # of generated rows; of others the part that `held_out` leaves or takes
+    # Fraction of the rows that is validated on, not trained on. null: 0.05 of your own conversations (a local file or
+    # folder) unless `validation.mixture` has some; 0 of everything else.
+    held_out: Annotated[float, Field(ge=0, lt=1)] | None = None
 
     @combination("source", "format")
     def _source_of_the_format(self) -> str | None:
@@ -58,6 +61,14 @@ class DataSet(Section):
         if self.format in GENERATED and self.source.startswith(PREFIX):
             return "the words come from `builtin`, hub:OWNER/NAME, https://... or a file"
         return wrong_hub_name(self.source)
+
+    @combination("held_out", "format")
+    def _held_out_of_files(self) -> str | None:
+        return "generated rows have `split: test`" if self.held_out and self.format in GENERATED else None
+
+    @property
+    def is_own(self) -> bool:
+        return self.format == "conversations" and not self.source.startswith(("hub:", "https://", PREFIX))
 
     @combination("files", "source")
     def _files_of_the_source(self) -> str | None:
@@ -74,7 +85,7 @@ Mixture = Annotated[list[DataSet], Field(min_length=1, max_length=100)]
 class ChatValidation(ValidationSection):
     """Held-out rows, batched and weighted as in training, and prompts that are answered at the end."""
 
-    # Held-out rows; empty: none.
+    # Held-out rows, besides those that `held_out` takes from the stage's own mixture.
     mixture: Annotated[list[DataSet], Field(max_length=100)] = Field(default_factory=list)
     tokens: Count = 10_485_760  # at most, of packed batches
     rows: Count = 3200  # at most, of padded batches

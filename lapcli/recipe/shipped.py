@@ -51,7 +51,8 @@ STARTERS = {
         "lap sft {file}",
         "Makes the newest finished GPT answer: two stages, each a run of its own. As it stands it learns to spell.\n"
         "Your data: an entry {name: mine, format: conversations, source: chats.jsonl} in each mixture, where a line\n"
-        'of the file is a list of turns such as {"role": "user", "content": "..."}. Afterwards `lap chat` talks to it.',
+        'of the file is a list of turns such as {"role": "user", "content": "..."}; one line in twenty is held out to\n'
+        "validate on. Afterwards `lap chat` talks to it.",
         needs="text",
     ),
     "self-supervised": Starter(

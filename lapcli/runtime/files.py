@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from lapcli.runtime.errors import DataError
+from lapcli.runtime.errors import DataError, UsageError
 
 #: Errors of a file system that has no locks: Lustre mounted without `flock`, NFS without a lock daemon.
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
@@ -80,6 +80,17 @@ def remove(path: Path, *, or_leave: bool = False) -> None:
     except OSError:
         if not or_leave:
             raise
+
+
+def check_room(folder: Path, needed: float, what: str, remedy: str) -> None:
+    """Refuse to start what will not fit on the disk of a folder that may not exist yet."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise UsageError(
+            f"{what} take up to {needed / 1e9:.3g} GB, and {place} has {free / 1e9:.3g} GB free; make room, {remedy}, "
+            "or choose another --runs-dir"
+        )
 
 
 def flush_to_disk(path: Path) -> None:

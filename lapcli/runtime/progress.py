@@ -43,6 +43,7 @@ class LogConsole(Console):
 #: The callback of long work: its name, how much of it is done, and the total.
 Progress = Callable[[str, int, int], None]
 SECONDS_BETWEEN_LINES = 10.0
+STEPS_BEFORE_ESTIMATE = 5  # the first are slower: they compile and warm up
 
 
 @contextmanager
@@ -51,7 +52,11 @@ def shown_progress(is_shown: bool = True) -> Iterator[Progress]:
     has_bars = is_shown and sys.stderr.isatty()
     tasks: dict[str, Any] = {}
     last = time.monotonic()
-    display: Any = _bars("{task.description} {task.percentage:.0f}%") if has_bars else nullcontext()
+    display: Any = nullcontext()
+    if has_bars:
+        from rich.progress import TimeRemainingColumn
+
+        display = _bars("{task.description} {task.percentage:.0f}%", TimeRemainingColumn())
     with display as bars:
 
         def show(doing: str, done: int, total: int) -> None:
@@ -67,13 +72,12 @@ def shown_progress(is_shown: bool = True) -> Iterator[Progress]:
         yield show
 
 
-def _bars(before: str, after: str = "", console: Console | None = None) -> Any:
-    """Return rich's bars between two texts, with the time left."""
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+def _bars(before: str, after: Any, console: Console | None = None) -> Any:
+    """Return rich's bars between two columns."""
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn(before), BarColumn(), TextColumn(after), TimeRemainingColumn())
-    return Bars(*columns, console=console or Console(stderr=True))
+    return Bars(TextColumn(before), BarColumn(), after, console=console or Console(stderr=True))
 
 
 class StepProgress:
@@ -82,11 +86,14 @@ class StepProgress:
     def __init__(self, console: LogConsole, first: int, steps: int, unit: str, shown: bool = True) -> None:
         self._console, self._first, self._steps, self._unit = console, first, steps, unit
         self._shown = shown
-        self._started = time.monotonic()
+        self._after_first = 0.0  # when the first step of this process had ended
         self._last_line = float("-inf")
         self._bar: Any = None
         if shown and console.is_terminal:
-            self._bar = _bars("step {task.completed:.0f}/{task.total:.0f}", "{task.description}", console)
+            from rich.progress import TextColumn
+
+            after = TextColumn("{task.description}")
+            self._bar = _bars("step {task.completed:.0f}/{task.total:.0f}", after, console)
             self._task = self._bar.add_task("", total=steps, completed=first)
 
     def __enter__(self) -> Self:
@@ -101,7 +108,8 @@ class StepProgress:
     def step(
         self, step: int, loss: float, lr: float, units_per_second: float | None, share_of_peak: float | None
     ) -> None:
-        """Show that `step` updates are done. The first of a process has no throughput: it compiles and warms up."""
+        """Show that `step` updates are done. The first of a process has no throughput: it compiles and warms up; for
+        the same reason it does not count for the time left, which is shown from the fifth on."""
         if not self._shown:
             return
         text = f"loss {loss:.4f}  lr {lr:.3g}"
@@ -109,14 +117,18 @@ class StepProgress:
             text += f"  {units_per_second:,.0f} {self._unit}/s"
         if share_of_peak is not None:
             text += f"  {share_of_peak:.0%} of peak"
+        now, taken = time.monotonic(), step - self._first
+        if taken == 1:
+            self._after_first = now
+        if taken >= STEPS_BEFORE_ESTIMATE:
+            text += f"  {duration((now - self._after_first) / (taken - 1) * (self._steps - step))} left"
         if self._bar:
             self._bar.update(self._task, completed=step, description=text)
             return
-        now = time.monotonic()
-        if step in (self._first + 1, self._steps) or now - self._last_line >= SECONDS_BETWEEN_LINES:
+        is_due = taken in (1, STEPS_BEFORE_ESTIMATE) or step == self._steps
+        if is_due or now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
-            left = (now - self._started) / max(step - self._first, 1) * (self._steps - step)
-            self._console.print(f"step {step}/{self._steps}  {text}  {duration(left)} left")
+            self._console.print(f"step {step}/{self._steps}  {text}")
 
     def note(self, text: str) -> None:
         """Print a line of its own, above the bar if there is one."""

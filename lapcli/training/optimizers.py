@@ -47,6 +47,11 @@ class Optimizer(ABC):
         return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
+def state_bytes(groups: Sequence[ParameterGroup]) -> int:
+    """Return the bytes of the optimizers' state of all parameters."""
+    return sum(OPTIMIZERS[group.optimizer].state_bytes(p) for group in groups for p in group.parameters.values())
+
+
 def as_param_groups(groups: Sequence[ParameterGroup]) -> list[dict[str, Any]]:
     """Convert groups to the form that torch's optimizers take."""
     return [{"params": list(group.parameters.values()), "lr": group.lr, **group.options} for group in groups]

@@ -19,11 +19,13 @@ from lapcli.runs import Run, discard_untrained, open_run, read_run, unlock, writ
 from lapcli.runtime.devices import deterministic, prefer_attention_kernels, prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError, is_out_of_memory
+from lapcli.runtime.files import check_room
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World, joined_world
 from lapcli.runtime.signals import stop_at_once
 from lapcli.training.loop import Loop
+from lapcli.training.optimizers import state_bytes
 
 _DEFAULT_THREADS = torch.get_num_threads()  # torch's own default: one for each physical core
 
@@ -142,12 +144,42 @@ def _prepare(objective: Objective[Any], recipe: BaseRecipe, run: Run, world: Wor
         facts = objective.prepare(world, run, initial)
         _refuse_other_data(run, facts)
         objective.build(world.device)
+        if world.is_main:
+            _refuse_full_disk(objective, recipe, run)
         if initial is not None:
             objective.notes = [*initial.load(objective.model, recipe), *objective.notes]
     identities = {"data": "data_sha256", "held-out data": "held_out_sha256", "tokenizer": "tokenizer_sha256"}
     # A collective: in `together` a rank that failed would skip it.
     world.require_same({what: facts.get(key) for what, key in identities.items()})
     return facts
+
+
+def _refuse_full_disk(objective: Objective[Any], recipe: BaseRecipe, run: Run) -> None:
+    more = checkpoints_held(recipe, objective, objective.steps) - len(steps_in(run.checkpoints))
+    what = f"the checkpoints of {run.name}"
+    check_room(run.path, checkpoint_bytes(objective) * more, what, "lower checkpoint.keep")
+
+
+def disk_bytes(recipe: BaseRecipe) -> int:
+    """Return the most bytes that the checkpoints of a run of the recipe take; no data is read."""
+    objective = objective_of(recipe)(recipe)
+    objective.build(torch.device("meta"))
+    return checkpoint_bytes(objective) * checkpoints_held(recipe, objective, recipe.train.steps)
+
+
+def checkpoint_bytes(objective: Objective[Any]) -> int:
+    weights = sum(tensor.nbytes for tensor in objective.model.state_dict().values())
+    return weights + state_bytes(objective.parameter_groups())
+
+
+def checkpoints_held(recipe: BaseRecipe, objective: Objective[Any], steps: int | None) -> int:
+    """Return how many checkpoints a run has at most: a new one is written before an old one is removed."""
+    has_best = objective.best_metric is not None
+    most = recipe.checkpoint.keep + has_best + 1
+    if steps is None:
+        return most
+    saved_every = [recipe.checkpoint.every, recipe.validation.every if has_best else None]
+    return min(most, 1 + sum(steps // every for every in saved_every if every))
 
 
 def _out_of_memory(error: Exception, recipe: BaseRecipe, objective: Objective[Any]) -> LapError | None:

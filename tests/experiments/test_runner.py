@@ -1,5 +1,6 @@
 """Sweeps that run: killed, finished, with a failing cell, beside another sweep, by a SLURM script, in shares."""
 
+import io
 import json
 import os
 import re
@@ -11,10 +12,12 @@ import pytest
 from support import HANG, ROOT, lap, run_main, run_process, start_lap, train_here
 from sweep_support import sweep_of, train_cells, write_recipe
 
+from lapcli.experiments import overview
 from lapcli.experiments.cells import lock_cell, log_of
 from lapcli.experiments.runner import Chooser, Runner, share_machine
 from lapcli.runtime.files import read_json
 from lapcli.runtime.machine import usable_cores
+from lapcli.runtime.progress import LogConsole
 
 STEPS = 120
 HEADS = "model.laplacian_heads"
@@ -154,3 +157,27 @@ def test_threads_are_divided_and_never_none(monkeypatch):
         assert sum(threads) <= max(usable_cores(), jobs)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert "OMP_NUM_THREADS" not in share_machine(2)[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_how_far_the_cells_are(tmp_path, shared_cache, monkeypatch, on_terminal):
+    """Finished cells of all, step and loss of the running one, and the time left once some steps are measured."""
+    monkeypatch.setenv("LAP_CACHE", str(shared_cache))
+    monkeypatch.setattr(overview, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(overview, "SECONDS_BETWEEN_UPDATES", 0.0)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if on_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    recipe = write_recipe(tmp_path, train={"steps": 300})
+    cells = sweep_of(recipe, over={"seed": [0, 1]}).grids[0].cells()
+    console = LogConsole(io.StringIO())
+    Runner(Chooser(cells, tmp_path / "runs"), tmp_path / "runs", tell=console.print, console=console).run()
+    printed = console.file.getvalue()
+    assert ("\x1b[" in printed) == on_terminal  # drawn over on a terminal, lines elsewhere
+    shown = re.findall(
+        r"(\d) of 2 cells done(, about \S+ left)?;?\s+tiny-seed(\d): step (\d+)/300, loss \d+\.\d{4}", printed
+    )
+    assert {(done, seed) for done, _, seed, _ in shown} == {("0", "0"), ("1", "1")}
+    assert all(left for _, left, _, step in shown if int(step) >= 5)
+    assert not any(left for done, left, _, step in shown if int(step) < 5 and done == "0")

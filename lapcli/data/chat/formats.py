@@ -191,7 +191,8 @@ def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
         path = urllib.parse.urlsplit(data_set.source).path if scheme == "https" else address
         for place in (path, path.rpartition("/")[2]) if scheme in ("hub", "https") else ():
             if place and (copy := folder / place.lstrip("/")).exists():
-                return data_set.model_copy(update={"source": str(copy), "revision": None})
+                at_this_place = {"source": str(copy), "revision": None}
+                return data_set.model_copy(update={**at_this_place, "held_out": data_set.held_out or 0.0})
         return data_set
 
     def stage(before: Stage) -> Stage:

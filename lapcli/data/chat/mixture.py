@@ -31,6 +31,7 @@ from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
 
 VERSION = 5  # of the files and of the wording of generated rows
+OWN_HELD_OUT = 0.05  # fraction of one's own conversations
 SHOWN = 3  # malformed conversations quoted in a message
 _ROWS_AT_ONCE = 2048
 
@@ -168,6 +169,18 @@ class Mixture:
         return np.concatenate([np.tile(values[part.chosen], part.data_set.repeats) for part, values in shares])
 
 
+def data_sets_of(stage: Stage | ChatStageRecipe) -> tuple[list[DataSet], list[DataSet]]:
+    """Return the data sets that a stage trains on, and those that it validates on."""
+    own_fraction = 0.0 if any(data_set.is_own for data_set in stage.validation.mixture) else OWN_HELD_OUT
+    train, held_out = [], []
+    for data_set in stage.mixture:
+        fraction = data_set.held_out if data_set.held_out is not None else own_fraction * data_set.is_own
+        train.append(data_set.model_copy(update={"held_out": fraction}))
+        if fraction:
+            held_out.append(train[-1].model_copy(update={"split": "test", "rows": None, "repeats": 1}))
+    return train, [*stage.validation.mixture, *held_out]
+
+
 def prepare_mixture(
     data_sets: Sequence[DataSet],
     tokenizer: Tokenizer,
@@ -189,13 +202,24 @@ def prepare_mixture(
 
 def chosen_rows(data_set: DataSet, available: int, seed: int) -> np.ndarray:
     """Return the numbers of the rows to use; generated rows are random already and are not shuffled."""
-    wanted = data_set.rows or available
-    if wanted > available:
-        raise DataError(f"{data_set.name} has {available:,} rows, but the recipe asks for {wanted:,}; lower its `rows`")
+    left = split_rows(data_set, available)
+    wanted = data_set.rows or left
+    if wanted > left:
+        but = f" besides the {available - left:,} that are held out" if left < available else ""
+        raise DataError(f"{data_set.name} has {left:,} rows{but}, but the recipe asks for {wanted:,}; lower its `rows`")
+    if left == 0 and data_set.held_out:
+        raise DataError(f"{data_set.name} has too few rows to hold some out; add conversations, or set `held_out: 0`")
     if data_set.format in GENERATED:
         return np.arange(wanted)
-    # The permutation of `datasets`' shuffle(seed), which nanochat's tasks call first.
-    return np.random.default_rng(seed).permutation(available)[:wanted]
+    # The permutation of `datasets`' shuffle(seed), which nanochat's tasks call first; its end is held out.
+    order = np.random.default_rng(seed).permutation(available)
+    return order[-left:] if data_set.held_out and data_set.split == "test" else order[:wanted]
+
+
+def split_rows(data_set: DataSet, available: int) -> int:
+    """Return how many rows the data set's split has."""
+    held_out = min(available, max(1, round(data_set.held_out * available))) if data_set.held_out else 0
+    return held_out if data_set.held_out and data_set.split == "test" else available - held_out
 
 
 def _malformed(data_set: DataSet, rows: RenderedRows) -> DataError:
@@ -223,11 +247,12 @@ def count_stage(stage: Stage | ChatStageRecipe) -> dict[str, Any]:
     """Count the rows of a stage's data sets: `rows` used of those `available`, null where a download is needed."""
     train, validation = (
         [
-            {"name": d.name, "rows": d.rows or available, "repeats": d.repeats, "available": available}
+            {"name": d.name, "rows": rows, "repeats": d.repeats, "available": available}
             for d in data_sets
             for available in [available_rows(d)]
+            for rows in [d.rows or (None if available is None else split_rows(d, available))]
         ]
-        for data_sets in (stage.mixture, stage.validation.mixture)
+        for data_sets in data_sets_of(stage)
     )
     padded, steps, rows = stage.batching == "padded", stage.train.steps, _sum(train)
     if steps is None and padded and rows is not None:

@@ -13,10 +13,12 @@ from lapcli.data.chat.formats import with_local_data
 from lapcli.data.chat.mixture import (
     count_stage,
     counts_as_text,
+    data_sets_of,
     prepare_mixture,
 )
 from lapcli.data.file_formats import read_rows
 from lapcli.recipe import load_recipe
+from lapcli.recipe.chat import Stage
 from lapcli.runtime.errors import DataError
 
 # What the hub has, where the folder of real files has no copy.
@@ -147,3 +149,49 @@ def test_rows_of_a_hub_data_set(hub, tokenizer, tmp_path, monkeypatch):
     assert count_stage(recipe.stages.sft)["rows"] == 5
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert len(prepare(recipe.stages.sft.mixture, tokenizer)) == 5
+
+
+def test_own_conversations_hold_some_out(data_set, tokenizer):
+    """By default a twentieth, the same rows in both stages, also where fewer rows are trained on."""
+    own = data_set("own", [talk(f"q{n}", f"a{n}") for n in range(60)])
+    settings = {"loss": "all", "train": {"epochs": 1, "batch": 2, "micro_batch": 2}}
+    midtrain = Stage(mixture=[own], batching="packed", **settings)
+    sft = Stage(mixture=[own.model_copy(update={"rows": 30, "repeats": 2})], batching="padded", **settings)
+    everything = set(texts(prepare([own], tokenizer), tokenizer))
+    held_out = []
+    for stage, rows in ((midtrain, 57), (sft, 30)):
+        parts = [prepare(data_sets, tokenizer) for data_sets in data_sets_of(stage)]
+        train, validation = (texts(mixture, tokenizer) for mixture in parts)
+        assert (len(train), len(set(train)), len(validation)) == (rows * stage.mixture[0].repeats, rows, 3)
+        assert not set(train) & set(validation)
+        assert {*train, *validation} <= everything
+        held_out.append(set(validation))
+        counts = count_stage(stage)
+        assert (counts["train"][0]["rows"], counts["validation_rows"]) == (rows, 3)
+    assert held_out[0] == held_out[1]
+    with pytest.raises(DataError, match=r"own.*57.*3.*58"):
+        prepare(
+            data_sets_of(Stage(mixture=[own.model_copy(update={"rows": 58})], batching="padded", **settings))[0],
+            tokenizer,
+        )
+
+
+def test_what_is_held_out_can_be_chosen(data_set, tokenizer):
+    own, other = (data_set(name, [talk(f"{name}{n}", "a") for n in range(60)]) for name in ("own", "other"))
+    settings = {"loss": "all", "batching": "padded", "train": {"epochs": 1, "batch": 2, "micro_batch": 2}}
+
+    def rows(held_out, *validation):
+        stage = Stage(
+            mixture=[own.model_copy(update={"held_out": held_out})],
+            validation={"mixture": list(validation)},
+            **settings,
+        )
+        return [[(d.name, len(prepare([d], tokenizer))) for d in data_sets] for data_sets in data_sets_of(stage)]
+
+    assert rows(0.5) == [[("own", 30)], [("own", 30)]]
+    assert rows(0.0) == [[("own", 60)], []]
+    assert rows(None, other) == [[("own", 60)], [("other", 60)]]  # validates on conversations already
+    assert rows(0.1, other) == [[("own", 54)], [("other", 60), ("own", 6)]]
+    single = data_set("single", [talk("q", "a")])
+    with pytest.raises(DataError, match="held_out: 0"):
+        prepare(data_sets_of(Stage(mixture=[single], **settings))[0], tokenizer)
