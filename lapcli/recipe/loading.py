@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from lapcli.recipe.reading import (
     Problem,
     RecipeError,
     Unreadable,
+    dotted,
     in_reading_order,
     key_shown,
     listed,
@@ -30,6 +31,8 @@ from lapcli.recipe.reading import (
     value_at,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
+from lapcli.recipe.section import Section
+from lapcli.runtime.environment import inside_torchrun
 from lapcli.runtime.errors import shortened
 from lapcli.runtime.plugins import Registry
 
@@ -112,9 +115,25 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
         if unusable:
             found = [Problem(document.place(tuple(key.split("."))), key, reason) for key, reason in unusable]
             raise RecipeError(source, found)
+        for keys, reason in () if is_kept or inside_torchrun() else _ignored(recipe):
+            _warn(f"{document.place(keys)}  {dotted(keys)} has no effect: {reason}")
         return recipe
 
     return load
+
+
+def _ignored(section: Section) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the keys without effect of a section and of those in it."""
+    yield from (((key,), reason) for key, reason in section.ignored().items())
+    for name in type(section).model_fields:
+        if isinstance(inner := getattr(section, name), Section):
+            yield from (((name, *keys), reason) for keys, reason in _ignored(inner))
+
+
+@cache
+def _warn(text: str) -> None:
+    """Warn once: a sweep loads a recipe for each of its cells."""
+    log.warning("warning: %s", text)
 
 
 def recipe_from_dict(values: Mapping[str, Any], source: str = "the recipe") -> AnyRecipe:

@@ -125,6 +125,10 @@ class Source(Section):
     def _hub_name(self) -> str | None:
         return wrong_hub_name(self.train)
 
+    def ignored(self) -> dict[str, str]:
+        has_none = self.revision is not None and not self.train.startswith("hub:")
+        return {"revision": "only a hub data set has one"} if has_none else {}
+
 
 #: Before the name of a run in `train.init_from`.
 RUN = "run:"
@@ -150,6 +154,10 @@ class TextSource(Source):
     @combination("files", "train")
     def _files_of_the_source(self) -> str | None:
         return "name at least one file, or remove it" if self.files == [] else unfixed_files(self.train, self.files)
+
+    def ignored(self) -> dict[str, str]:
+        has_none = self.files is not None and self.train == "builtin"
+        return super().ignored() | ({"files": "the built-in text has no files"} if has_none else {})
 
 
 class InitFrom(Section):

@@ -90,6 +90,10 @@ class Section(BaseModel):
             raise Conflicts(found)
         return self
 
+    def ignored(self) -> dict[str, str]:
+        """Return keys that have no effect beside the others, with the reason: worth a warning, not an error."""
+        return {}
+
 
 def members(annotation: Any) -> list[Any]:
     """Return the members of a union without None; any other annotation is its own only member."""

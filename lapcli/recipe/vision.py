@@ -79,6 +79,16 @@ class Augmentation(Section):
             return f"expected 3a or a policy such as rand-m9-mstd0.5-inc1, got {self.policy[:60]!r}"
         return None
 
+    def ignored(self) -> dict[str, str]:
+        found = {}
+        if self.scale is not None and self.crop != "random_resized":
+            found["scale"] = "it is for crop: random_resized"
+        if self.padding is not None and self.crop != "padded":
+            found["padding"] = "it is for crop: padded"
+        if self.color_jitter is not None and self.policy not in (None, "3a"):
+            found["color_jitter"] = f"the policy {self.policy} switches it off"
+        return found
+
 
 class Mixing(Section):
     """Mixup and CutMix; one lambda and box for each group of the global batch."""

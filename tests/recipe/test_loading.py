@@ -234,3 +234,19 @@ def test_the_later_of_two_spellings_of_the_heads_wins(folder: Path, valid: str) 
     assert load_recipe("base.yaml", ["model.operators={mix: 3}"]).model.head_plan().counts() == {"mix": 12}
     assert load_recipe("x.yaml").model.head_plan().counts() == {"centered": 4}
     assert load_recipe("x.yaml", ["model.laplacian_heads=1"]).model.head_plan().counts() == {"laplacian": 4}
+
+
+def test_keys_without_effect_are_named_with_their_places_and_prevent_nothing(tmp_path, caplog):
+    parent, path = tmp_path / "parent.yaml", tmp_path / "mine.yaml"
+    parent.write_text(
+        "objective: classification\nmodel: {layers: 1, width: 16, heads: 2, image: 8, patch: 4, classes: 10}\n"
+        "data:\n  train: builtin\n  revision: main\n  validation: 0.2\n  augmentation: {crop: none, padding: 2}\n"
+        "train: {epochs: 1, batch: 4, micro_batch: 4}\noptimizer: {name: adamw, lr: 1e-3}\n"
+    )
+    path.write_text("extends: parent.yaml\n")
+    for _ in range(2):  # said once: a sweep loads the recipe for each cell
+        load_recipe(path, ["data.augmentation.scale=[0.5, 1.0]"])
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    for key, place in (("revision", "parent.yaml:5"), ("padding", "parent.yaml:7"), ("scale", "--set")):
+        assert any(f".{key} " in line and place in line for line in said), said
