@@ -220,13 +220,9 @@ def available_rows(data_set: DataSet) -> int | None:
 
 
 def count_stage(stage: Stage | ChatStageRecipe) -> dict[str, Any]:
-    """Count the rows of a stage's data sets: `rows` used of those `available`, null where a download is needed."""
+    """Count the rows of a stage's data sets, null where a download is needed."""
     train, validation = (
-        [
-            {"name": d.name, "rows": d.rows or available, "repeats": d.repeats, "available": available}
-            for d in data_sets
-            for available in [available_rows(d)]
-        ]
+        [{"name": d.name, "rows": d.rows or available_rows(d), "repeats": d.repeats} for d in data_sets]
         for data_sets in (stage.mixture, stage.validation.mixture)
     )
     padded, steps, rows = stage.batching == "padded", stage.train.steps, _sum(train)
@@ -251,8 +247,7 @@ def counts_as_text(name: str, counts: dict[str, Any]) -> str:
         for count in counts[part]:
             rows = "all" if count["rows"] is None else f"{count['rows']:,}"
             rows = rows if count["repeats"] == 1 else f"{count['repeats']} x {rows}"
-            there = "not on this machine" if count["available"] is None else f"of {count['available']:,}"
-            lines.append(f"  {count['name']:<24}{rows:>14}   {there}")
+            lines.append(f"  {count['name']:<24}{rows:>14}")
     total = counts["rows"]
     return "\n".join([*lines, f"  {'rows to train on':<24}{'unknown' if total is None else f'{total:,}':>14}"])
 
