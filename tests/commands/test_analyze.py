@@ -88,8 +88,8 @@ def test_all_that_fits_each_kind(pattern, kind, count, tokens, runs, capsys, tmp
 #: Every shipped operator, in three layers of four heads.
 EVERY_OPERATOR = [
     {"laplacian": 1, "gate": 1, "centered": 1},
-    {"mix": {"heads": 1, "learn": ["alpha"]}, "neutreno": 1, "exclusive": {"heads": 1, "gate": "tanh"}, "shaped": 1},
-    {"attnscale": 2, "value-only": 1, "exclusive": 1},
+    {"mix": {"heads": 1, "learn": ["alpha"]}, "exclusive": {"heads": 2, "gate": "tanh"}},
+    {"value-only": 1, "exclusive": 1},
 ]
 
 
@@ -115,28 +115,32 @@ def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, mo
     told = json.loads((out / "updates.json").read_text())
     assert [layer["operators"] for layer in told["runs"][0]["layers"]] == [
         ["attention", "centered", "gate", "laplacian"],
-        ["shaped", "exclusive", "neutreno", "mix"],
-        ["exclusive", "value-only", "attnscale", "attnscale"],
+        ["attention", "exclusive", "exclusive", "mix"],
+        ["attention", "attention", "exclusive", "value-only"],
     ]
     learnt = {key for layer in json.loads((out / "mixing.json").read_text())["runs"][0]["layers"] for key in layer}
-    assert {"mix_alpha", "shaped_gamma", "attnscale_strength", "exclusive_gate"} <= learnt
+    assert {"mix_alpha", "exclusive_gate"} <= learnt
 
 
 def test_a_table_has_the_columns_of_every_layer(tmp_path, shared_cache, monkeypatch, capsys):
     """Also of what the first layer does not have: heads of other operators, and what they learnt."""
     monkeypatch.setenv("LAP_CACHE", str(shared_cache))
-    model = {"layers": 2, "laplacian_heads": 0, "operators": [{"laplacian": 2}, {"shaped": 2}]}
+    model = {
+        "layers": 2,
+        "laplacian_heads": 0,
+        "operators": [{"laplacian": 2}, {"mix": {"heads": 2, "learn": ["alpha"]}}],
+    }
     train_here(tiny_recipe(write_text(tmp_path / "text.txt"), model=model, train={"steps": 2}), tmp_path, "mixed")
     tables = tmp_path / "out"
     monkeypatch.setenv("COLUMNS", "200")
-    for what, columns in [("updates", ["A along", "L along", "O along"]), ("mixing", ["shaped alpha"])]:
+    for what, columns in [("updates", ["A along", "L along", "O along"]), ("mixing", ["mix alpha"])]:
         out = analyzed(
             capsys, tmp_path, what, "--run", "mixed", "--limit", "4", "--format", "png", "--out", str(tables)
         )
         (heading,) = (line for line in out.splitlines() if line.startswith("run "))
         assert [name for name in columns if name in heading] == columns
         layer = json.loads((tables / f"{what}.json").read_text())["runs"][0]["layers"][1]
-        shown = layer["other_cosine_with_mean"] if what == "updates" else np.mean(layer["shaped_alpha"][2:])
+        shown = layer["other_cosine_with_mean"] if what == "updates" else np.mean(layer["mix_alpha"][2:])
         assert f"{shown:.4g}" in out
 
 

@@ -18,5 +18,3 @@ def test_eigenvalues_are_squared_singular_values_of_the_centred_tokens(count, wi
 def test_a_share_that_is_reached_exactly_counts():
     assert k_alpha(torch.tensor([[9.0, 1.0]], dtype=torch.float64), 0.9).tolist() == [1]
     assert k_alpha(torch.tensor([[3.0, 3.0, 3.0]], dtype=torch.float64), 2 / 3).tolist() == [2]
-
-
