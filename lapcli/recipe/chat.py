@@ -94,7 +94,6 @@ class StageSettings(Section):
     # `tokens`: each target of a step has the same weight. `micro_batch`: the mean of the means of micro-batches of
     # exactly train.micro_batch rows, as upstream.
     average: Literal["tokens", "micro_batch"] = "tokens"
-    skip_malformed: bool = False  # skip conversations that cannot be rendered instead of failing
     # The schedule counts the last step of the epoch, but it is not taken (upstream's fine-tuning: 700 of 701).
     drop_last_update: bool = False
 
