@@ -15,20 +15,24 @@ and float16; then it is converted.
 """
 
 import contextlib
+import dataclasses
 import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lapcli.runtime.environment import is_first_here
@@ -76,6 +80,42 @@ class Checkpoint:
 
     def _tensors(self, what: Literal["model", "optimizer"]) -> Path:
         return self.path / (name if (name := f"{what}.safetensors") in self.state["files"] else what)
+
+
+class Saver:
+    """Saves the checkpoints of a run, one at a time; in the background it writes a copy while the training goes on."""
+
+    def __init__(self, world: World) -> None:
+        # A group of its own: the training uses the other one at the same moment. Parts are written from the CPU.
+        group = dist.new_group(backend="gloo") if world.size > 1 else None
+        self._world = dataclasses.replace(world, group=group)
+        self._thread = ThreadPoolExecutor(1, "save")
+        self._pending: Future[Checkpoint] | None = None
+
+    @property
+    def is_saving(self) -> bool:
+        return self._pending is not None and not self._pending.done()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._pending is not None and self._pending.done() and self._pending.exception() is not None
+
+    def save(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], **others: Any) -> Checkpoint:
+        return save(model=model, optimizer=optimizer, world=self._world, **others)
+
+    def start(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], **others: Any) -> None:
+        """Save in the background, after the one before has been waited for. A collective, like `save`."""
+        copies = BlockingAsyncStager().stage({"model": dict(model), "optimizer": dict(optimizer)})
+        self._pending = self._thread.submit(self.save, **copies, **others)
+
+    def wait(self) -> Checkpoint | None:
+        """Return the checkpoint that was being saved, if any, once it is complete; raise what went wrong with it."""
+        pending, self._pending = self._pending, None
+        return None if pending is None else pending.result()
+
+    def close(self) -> None:
+        """Let the last save end, also when the training has failed: the next start must not meet its files."""
+        self._thread.shutdown()
 
 
 def save(

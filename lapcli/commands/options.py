@@ -95,7 +95,9 @@ Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, max=1024, help="Runs at a time; they share the GPUs. Default: 1.")
 ]
 Nproc = Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto: one per GPU.")]
-Nnodes = Annotated[int, typer.Option("--nnodes", min=1, max=99_999, help="Number of machines.")]
+Nnodes = Annotated[
+    str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="Number of machines, or how many may come and go.")
+]
 NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Rank of this machine; --rdzv names that of rank 0.")]
 Rdzv = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Address at which the machines connect.")]
 StepTimeout = Annotated[

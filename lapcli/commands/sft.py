@@ -58,7 +58,7 @@ def sft(
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     nproc: options.Nproc = "auto",
-    nnodes: options.Nnodes = 1,
+    nnodes: options.Nnodes = "1",
     node_rank: options.NodeRank = None,
     rdzv: options.Rdzv = None,
     max_restarts: options.MaxRestarts = 0,

@@ -15,6 +15,7 @@ from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
 
 if TYPE_CHECKING:
+    from lapcli.recipe import BaseRecipe
     from lapcli.runs import Run
 
 EXAMPLES = """\b
@@ -38,7 +39,7 @@ def train(
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
     nproc: options.Nproc = "auto",
-    nnodes: options.Nnodes = 1,
+    nnodes: options.Nnodes = "1",
     node_rank: options.NodeRank = None,
     rdzv: options.Rdzv = None,
     max_restarts: options.MaxRestarts = 0,
@@ -69,7 +70,7 @@ def train(
         from lapcli.planning import plan_training
 
         processes.check()
-        plan = plan_training(loaded, processes.here(device) * processes.nnodes)
+        plan = plan_training(loaded, processes.here(device) * processes.machines[-1])
         print(json.dumps(plan.to_dict(), indent=2) if as_json else plan.to_text())
         return
     trackers = [*loaded.track, *map(str, track or [])]
@@ -77,6 +78,7 @@ def train(
         require_extra(tracker, tracker)
     say_start(f"{recipe.name} is checked; loading torch")
     if needs_launch(processes, device):
+        _check_machines(processes, loaded, device)
         # The ranks parse the same words again; `needs_launch` is false for them, since torchrun has set RANK.
         raise typer.Exit(launch(processes, sys.argv[1:], device))
 
@@ -96,6 +98,18 @@ def train(
         )
     if is_main_process():
         _print_result(run, as_json)
+
+
+def _check_machines(processes: Processes, recipe: "BaseRecipe", device: str) -> None:
+    """Refuse a global batch that some number of machines could not share, before one of them is lost."""
+    from lapcli.objectives import objective_of
+
+    objective, here = objective_of(recipe)(recipe), processes.here(device)
+    for machines in processes.machines if processes.is_elastic else ():
+        try:
+            objective.plan_batches(machines * here)
+        except UsageError as error:
+            raise UsageError(f"--nnodes {processes.nnodes}: with {machines} machines {error}") from None
 
 
 def _print_result(run: "Run", as_json: bool) -> None:

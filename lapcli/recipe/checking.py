@@ -120,17 +120,21 @@ def misspelt(key: str, section: type[Section]) -> str | None:
 
 def unknown_key(key: str, section: type[Section], recipe: type[Section]) -> str:
     """Return the message for a key that its section does not have."""
-    name = key.rpartition(".")[2]
-    elsewhere = [path[:-1] for path in key_paths(recipe) if path[-1] == name]
-    near = [
-        f"`{name}` in the section `{'.'.join(above)}`" if above else f"`{name}` in no section" for above in elsewhere
-    ]
-    near = near or [f"`{similar}`" for similar in get_close_matches(key, list(section.model_fields), 1)]
-    return (
-        f"unknown key; did you mean {listed(near)}?"
-        if near
-        else f"unknown key; known: {', '.join(section.model_fields)}"
-    )
+    if key == "<<":
+        return "unknown key; merge keys are not supported, use `extends` or repeat the keys"
+    paths = key_paths(recipe)
+    if (path := tuple(key.split("."))) in paths and len(path) > 1:
+        return f"unknown key; write `{path[-1]}:` in the section `{'.'.join(path[:-1])}:`"
+    similar = get_close_matches(key, list(section.model_fields), 1)
+    elsewhere = [path for path in paths if path[-1] == key]
+    if not elsewhere and not similar:
+        close = get_close_matches(key, [path[-1] for path in paths], 1, cutoff=0.7)
+        elsewhere = [path for path in paths if path[-1] in close]
+    if elsewhere:
+        return f"unknown key here; did you mean {listed(['`' + '.'.join(path) + '`' for path in elsewhere])}?"
+    if similar:
+        return f"unknown key; did you mean `{similar[0]}`?"
+    return f"unknown key; known here: {', '.join(section.model_fields)}"
 
 
 _EXPECTED = {

@@ -137,7 +137,6 @@ class TextSource(Source):
 
     files: Files = None  # files of the source, in order; null: all of a folder
     column: Text = "text"  # of parquet and jsonl files: the key of the text
-
     crop: Count | None = None  # characters kept of each document
     shuffled: bool = False  # the source is in random order already
     # `last_file` holds the last file out; a number holds out that fraction of the documents; null means the
@@ -231,6 +230,7 @@ class CheckpointSection(Section):
 
     every: Count | None = None  # steps; the last step is always saved
     keep: Annotated[Whole, Field(ge=1, le=10**6)] = 2  # newest checkpoints kept
+    asynchronous: bool = False  # write a copy while the training goes on; it needs memory for one more state
 
 
 TEXT_METRICS: dict[str, tuple[str, Literal["higher", "lower"]]] = {

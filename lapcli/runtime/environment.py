@@ -6,6 +6,7 @@ LAP_STEP_TIMEOUT  minutes that ranks wait for each other       (default 30; as -
 LAP_CORES         cores to use at most                         (default all; a sweep sets a job's share)
 LAP_LAUNCHER      process that started this rank               (set by the launcher, so that no rank outlives it)
 LAP_STOPPED       file that marks a launch asked to stop       (set by the launcher)
+LAP_ELASTIC       machines may leave and join                  (set by the launcher)
 LAP_TEST_DATA     real benchmark files for the tests           (default none: those tests skip)
 
 Variables of other tools that are honoured: XDG_CACHE_HOME, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE,
@@ -25,7 +26,7 @@ from lapcli.runtime.errors import ExitCode, UsageError
 
 #: Minutes. Ranks also wait for each other while one compiles, saves or prepares data.
 STEP_TIMEOUT = 30.0
-LAUNCHER, STOPPED_MARK = "LAP_LAUNCHER", "LAP_STOPPED"
+LAUNCHER, STOPPED_MARK, ELASTIC = "LAP_LAUNCHER", "LAP_STOPPED", "LAP_ELASTIC"
 
 
 def require_extra(module: str, extra: str) -> None:
@@ -91,11 +92,11 @@ def end_process(code: int) -> NoReturn:
     """Exit; a rank that failed does so without cleaning up, where torch and NCCL would wait for the others.
 
     A rank that was asked to stop leaves a mark and exits with 0: torchrun takes any other code for a failure and
-    restarts all ranks.
+    restarts all ranks. Where machines may join, torchrun itself stops the ranks to start them again with more.
     """
     if code == ExitCode.DONE or not inside_torchrun():
         raise SystemExit(int(code))
-    if code == ExitCode.INTERRUPTED and (mark := stopped_mark()) is not None:
+    if code == ExitCode.INTERRUPTED and (mark := stopped_mark()) is not None and ELASTIC not in os.environ:
         mark.touch()
         code = ExitCode.DONE
     with suppress(OSError):

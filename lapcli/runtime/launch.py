@@ -4,6 +4,7 @@
 --nproc 2                   two processes (gloo on the CPU)
 --nnodes 4 --node-rank 1 --rdzv head:29500      the same command on each of four machines
 --max-restarts 3            a dead rank ends the others, and all start again from the last checkpoint
+--nnodes 2:4                as many machines as are there: all start again when one is lost or joins
 
 Machines meet through torch's c10d rendezvous, whose store is in the launcher of the head node, number 0. The ranks of
 every attempt have a store of their own, in the process of rank 0: the launchers of several machines may count restarts
@@ -13,6 +14,7 @@ differently, and in one lasting store, whose keys hold that count, ranks would w
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -26,7 +28,7 @@ from types import FrameType
 from typing import Any
 
 from lapcli.runtime.devices import NO_AMX
-from lapcli.runtime.environment import LAUNCHER, STOPPED_MARK, inside_torchrun
+from lapcli.runtime.environment import ELASTIC, LAUNCHER, STOPPED_MARK, inside_torchrun
 from lapcli.runtime.errors import STOPPED, ExitCode, Interrupted, LapError, UsageError
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.signals import stop_on_signal
@@ -49,7 +51,7 @@ class Processes:
     """How many processes, on how many machines."""
 
     nproc: str = "auto"  # on this machine: a number, or one for each GPU
-    nnodes: int = 1
+    nnodes: str = "1"  # a number, or MIN:MAX
     node_rank: int | None = None
     rdzv: str | None = None  # HOST:PORT at which the machines meet
     max_restarts: int = 0
@@ -62,17 +64,33 @@ class Processes:
             raise UsageError(f"--nproc takes a number of processes from 1 to 1024, or auto, got {self.nproc[:40]!r}")
         return int(self.nproc)
 
+    @property
+    def machines(self) -> range:
+        """The numbers of machines that the run may have."""
+        match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", self.nnodes)
+        fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= fewest <= most:
+            raise UsageError(f"--nnodes takes a number of machines or MIN:MAX, got {self.nnodes[:40]!r}")
+        return range(fewest, most + 1)
+
+    @property
+    def is_elastic(self) -> bool:
+        return len(self.machines) > 1
+
     def check(self, gpus: int = 0) -> None:
         """Refuse options that contradict each other, and more processes than `gpus`; without a GPU any number will
         do."""
+        most = self.machines[-1]
         if self.max_restarts < 0:
             raise UsageError("--max-restarts must be at least 0")
-        if self.nnodes > 1 and self.rdzv is None:
+        if self.is_elastic and not self.max_restarts:
+            raise UsageError(f"--nnodes {self.nnodes} needs --max-restarts: a lost machine restarts the others")
+        if most > 1 and self.rdzv is None:
             raise UsageError("--nnodes needs --rdzv HOST:PORT, the same on every machine")
         if self.rdzv is not None and not re.fullmatch(r".+:\d+", self.rdzv):
             raise UsageError(f"--rdzv takes HOST:PORT, got {self.rdzv[:80]!r}")
-        if self.node_rank is not None and not 0 <= self.node_rank < self.nnodes:
-            raise UsageError(f"--node-rank must be from 0 to {self.nnodes - 1}")
+        if self.node_rank is not None and not 0 <= self.node_rank < most:
+            raise UsageError(f"--node-rank must be from 0 to {most - 1}")
         if self.nproc != "auto" and 0 < gpus < self.here():
             raise UsageError(
                 f"--nproc {self.nproc} needs as many GPUs, but this machine has {gpus} "
@@ -86,7 +104,7 @@ def needs_launch(processes: Processes, device: str = "auto") -> bool:
     if inside_torchrun():
         return False
     processes.check(_gpus(device))
-    return processes.nnodes > 1 or processes.here(device) > 1
+    return processes.machines[-1] > 1 or processes.here(device) > 1
 
 
 def launch(processes: Processes, arguments: list[str], device: str = "auto") -> int:
@@ -103,7 +121,7 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
         mark = Path(folder) / "stopped"
         _set_environment(processes, device, mark)
         try:
-            with stop_on_signal(lambda name: _pass_on(name, mark), at_once=_end_at_once):
+            with stop_on_signal(lambda name: _pass_on(name, mark, processes.is_elastic), at_once=_end_at_once):
                 # Our own arguments come after: torchrun's parser would take `--nproc` for one of its options.
                 options = [*_torchrun_options(processes, device), "-m", "lapcli"]
                 config, command, first = config_from_args(parse_args(options))
@@ -138,10 +156,16 @@ def _set_environment(processes: Processes, device: str, mark: Path) -> None:
     for key, value in trace.items():
         os.environ.setdefault(f"TORCH_FR_{key}", value)
     os.environ |= {LAUNCHER: str(os.getpid()), STOPPED_MARK: str(mark)}
+    if processes.is_elastic:
+        os.environ[ELASTIC] = "1"
 
 
-def _pass_on(name: str, mark: Path) -> None:
-    """Ask the ranks to stop: they save and exit with 0, and so do ranks that torchrun starts again."""
+def _pass_on(name: str, mark: Path, is_elastic: bool) -> None:
+    """Ask the ranks to stop: they save and exit with 0, and so do ranks that torchrun starts again.
+
+    Where machines may leave, this one does once its ranks have saved; torchrun would start them again, or wait for the
+    others, which go on.
+    """
     mark.touch()
     ranks = _ranks()
     if not ranks:  # it waits for other machines, or for ranks to start
@@ -149,6 +173,12 @@ def _pass_on(name: str, mark: Path) -> None:
     for pid in ranks:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
+    if is_elastic:
+        for pid in ranks:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        shutil.rmtree(mark.parent, ignore_errors=True)
+        os._exit(ExitCode.INTERRUPTED)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
@@ -173,7 +203,7 @@ def _torchrun_options(processes: Processes, device: str) -> list[str]:
         "--signals-to-handle=SIGUSR2",  # the others are handled here
         "--rdzv-backend=c10d",
     ]
-    if processes.nnodes == 1 and processes.rdzv is None:  # port 0: a free one, so that launches do not collide
+    if processes.nnodes == "1" and processes.rdzv is None:  # port 0: a free one, so that launches do not collide
         return [*options, "--rdzv-endpoint=localhost:0", "--local-addr=localhost", f"--rdzv-id={uuid.uuid4()}"]
     # The machines cannot agree on a random id, so it is a constant; the endpoint tells jobs apart.
     options += [f"--nnodes={processes.nnodes}", f"--rdzv-endpoint={processes.rdzv}", "--rdzv-id=lap"]

@@ -33,7 +33,7 @@ class World:
     size: int
     device: torch.device
     group: Any = None  # of torch; None: the default one
-    is_restarted: bool = False  # the launcher has started ranks before: one of them died, or a machine was lost
+    is_restarted: bool = False  # the launcher has started ranks before: one of them died, or a machine joined
 
     @property
     def is_main(self) -> bool:

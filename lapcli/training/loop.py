@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -51,9 +50,7 @@ class Loop:
         freeze_vanishing_biases(objective.model)
         self.module = self._sharded(recipe)  # before the optimizers, whose state is sharded too
         self.optimizers = Optimizers(objective.parameter_groups())
-        # Parts are written from the CPU, also of GPUs.
-        group = dist.new_group(backend="gloo") if world.size > 1 else None
-        self._saving = dataclasses.replace(world, group=group)
+        self.saver = checkpoint.Saver(world)
         self.metrics = MetricsLog(run.metrics)
         self.step = 0
         self.stopping = False  # whether any rank was asked to stop; the same on all of them
@@ -69,6 +66,7 @@ class Loop:
         self.clock = StepClock(self.world.device)  # after the resume, whose time belongs to no step
         steps = self.objective.steps
         with (
+            contextlib.closing(self.saver),
             stop_on_signal(self._stopping) as stop,
             StepProgress(self.console, self.step, steps, self.objective.unit, self.world.is_main) as progress,
         ):
@@ -83,8 +81,9 @@ class Loop:
                     self.metrics.append(line)
                     throughput = line.get(f"{self.objective.unit}_per_second")
                     progress.step(self.step, line["loss"], line["lr"], throughput, self._share_of_peak(throughput))
-                if stopping or self.step == steps or _is_due(self.step, self.checkpoint_every):
-                    self._save()
+                is_last = stopping or self.step == steps
+                if is_last or _is_due(self.step, self.checkpoint_every):
+                    self._save(is_last=is_last)
                 if stopping and self.step < steps:  # else only the validation is left, which checks for signals itself
                     raise self._interrupted(stop)
                 self._validate_if_due(stop, progress)
@@ -114,7 +113,7 @@ class Loop:
         if step + 1 < self.objective.steps:  # before the sync, so that the host prepares it while the device computes
             self._next = step + 1, self.objective.batch(step + 1, 0)
         # The one wait of the step. The norms are the same on all ranks, so their means are the norms.
-        means, self.stopping = self.world.means([total, *norms, *further.values()], bool(stop))
+        means, self.stopping = self.world.means([total, *norms, *further.values()], bool(stop) or self.saver.has_failed)
         mean_loss, known_norms = means[0] / accumulation, means[1 : 1 + len(norms)]
         gradient_norm = known_norms[0] if len(norms) == 1 else math.hypot(*known_norms)
         for what, value in (("loss", mean_loss), ("norm of the gradient", gradient_norm)):
@@ -149,10 +148,11 @@ class Loop:
             if self.world.any(bool(stop)):
                 if self.saved_step != self.step:
                     self._save()
+                self._finish_save()
                 raise self._interrupted(stop)
 
         if self.objective.best_metric and self.step and self.saved_step != self.step:
-            self._save()  # the best weights can only be kept if they are saved
+            self._save(is_last=False)  # the best weights can only be kept if they are saved
         with self.clock.between_steps("validating"), self.gathered_weights():
             values = self.module(self.objective.validate, stop_if_asked)
         self.validated[self.step] = values
@@ -164,7 +164,8 @@ class Loop:
             }
             shown = "  ".join(f"{name} {value:.4f}" for name, value in short.items())
             progress.note(f"step {self.step}/{self.objective.steps}  validation: {shown}")
-            checkpoint.prune(self.run.checkpoints, self.step, self.keep, self.best_step())  # the best may be another
+            if not self.saver.is_saving:  # the best step may have changed; a save prunes by itself
+                checkpoint.prune(self.run.checkpoints, self.step, self.keep, self.best_step())
 
     def best_step(self) -> int | None:
         """Return the validated step with the largest `best_metric`, the first of equals; step 0 has no checkpoint."""
@@ -172,28 +173,42 @@ class Loop:
         values = {step: numbers[metric] for step, numbers in self.validated.items() if metric and step > 0}
         return max(sorted(values), key=lambda step: values[step]) if values else None
 
-    def _save(self) -> None:
-        """Save, every rank its part, and then name the checkpoint in `run.json`: it never names weights that do not
-        exist."""
+    def _save(self, *, is_last: bool = True) -> None:
+        """Save, every rank its part; in the background, if the recipe asks for it and more steps follow."""
         with self.clock.between_steps("saving"):
+            self._finish_save()
             with self.world.together():
                 if self.world.is_main:
                     self.metrics.flush()
-            self.saved = checkpoint.save(
-                folder=self.run.checkpoints,
-                step=self.step,
-                model=self.objective.model.state_dict(),
-                optimizer=self.optimizers.state(),
-                metadata=self.objective.weights_metadata(),
-                state={"world_size": self.world.size, "threads": torch.get_num_threads(), "seed": self.seed},
-                keep=self.keep,
-                best=self.best_step(),
-                world=self._saving,
-            )
-            with self.world.together():
-                if self.world.is_main:
-                    self.run.update(step=self.step, weights_sha256=self.saved.weights_sha256)
+            snapshot: dict[str, Any] = {
+                "folder": self.run.checkpoints,
+                "step": self.step,
+                "model": self.objective.model.state_dict(),
+                "optimizer": self.optimizers.state(),
+                "metadata": self.objective.weights_metadata(),
+                "state": {"world_size": self.world.size, "threads": torch.get_num_threads(), "seed": self.seed},
+                "keep": self.keep,
+                "best": self.best_step(),
+            }
+            if self.recipe.checkpoint.asynchronous and not is_last:
+                self.saver.start(**snapshot)
+            else:
+                self._note(self.saver.save(**snapshot))
         self.saved_step = self.step
+
+    def _finish_save(self) -> None:
+        """Wait for the save in the background, if there is one. A collective."""
+        with self.world.together():
+            saved = self.saver.wait()
+        if saved is not None:
+            self._note(saved)
+
+    def _note(self, saved: checkpoint.Checkpoint) -> None:
+        """Name a checkpoint in `run.json` once it is complete, so that it never names weights that do not exist."""
+        self.saved = saved
+        with self.world.together():
+            if self.world.is_main:
+                self.run.update(step=saved.step, weights_sha256=saved.weights_sha256)
 
     def _resume(self) -> None:
         """Load the newest intact checkpoint, which rank 0 chooses for all ranks, and drop the metrics beyond it."""

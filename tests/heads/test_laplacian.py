@@ -1,17 +1,21 @@
 """Laplacian attention against the definition: `I - P` written out in float64, head by head and token by token."""
 
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapcli.heads.laplacian import laplacian_attention
+from lapcli.models.gpt import Attention, GPTConfig
 
 torch.set_num_threads(2)
+peak_bytes = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "measure.py"))["peak_bytes"]
 
 
 def oracle(
@@ -160,3 +164,14 @@ class TestInFloat32:
         torch.testing.assert_close(y.double(), expected, atol=0.04, rtol=0.02)
         for ours, theirs in zip(gradients(y, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
             assert (ours.double() - theirs.double()).norm() < 0.02 * theirs.double().norm()
+
+    def test_half_of_the_heads_cost_a_tenth_of_the_peak_at_most(self) -> None:
+        """Of forward and backward of an attention layer of the GPT."""
+        peaks = []
+        for laplacian_heads in (0, 2):
+            layer = Attention(GPTConfig(layers=1, heads=4, width=64, vocab=1, laplacian_heads=laplacian_heads), 0)
+            nn.init.normal_(layer.out.weight)
+            x_BTC, angles = torch.randn(2, 256, 64, requires_grad=True), torch.rand(256, 1, 8)
+            rotary = angles.cos(), angles.sin()
+            peaks.append(peak_bytes(lambda layer=layer, x=x_BTC, rotary=rotary: layer(x, rotary).sum().backward()))
+        assert peaks[0] < peaks[1] <= 1.1 * peaks[0]

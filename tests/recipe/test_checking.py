@@ -13,16 +13,12 @@ OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
     [
         # Unknown keys: the nearest in the section, in another section, or what there is.
         ("steps:", "stpes:", "x.yaml:13  train.stpes: unknown key; did you mean `steps`?"),
-        ("seed: 7", "lr: 7", "x.yaml:2  lr: unknown key; did you mean `lr` in the section `optimizer`?"),
-        (
-            "seed: 7",
-            "train.steps: 7",
-            "x.yaml:2  train.steps: unknown key; did you mean `steps` in the section `train`?",
-        ),
+        ("seed: 7", "lr: 7", "x.yaml:2  lr: unknown key here; did you mean `optimizer.lr`?"),
+        ("seed: 7", "train.steps: 7", "x.yaml:2  train.steps: unknown key; write `steps:` in the section `train:`"),
         (
             "  train: builtin",
             "  train: builtin\n  Q: 1",
-            "x.yaml:10  data.Q: unknown key; known: train, revision, files, column, crop, shuffled, validation",
+            "x.yaml:10  data.Q: unknown key; known here: train, revision, files, column, crop, shuffled, validation",
         ),
         # Wrong types.
         ("steps: 100", "steps: ten", 'x.yaml:13  train.steps: expected a whole number, got "ten"'),

@@ -1,12 +1,14 @@
-"""Loading as a whole: numbers, parents and overrides."""
+"""Loading as a whole: numbers, and ten ways to damage a recipe that must all end in a recipe or in our error."""
 
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support import run_process
 
-from lapcli.recipe import RecipeError, load_recipe
+from lapcli.recipe import BaseRecipe, RecipeError, load_recipe, recipe_to_yaml
 
 
 def test_numbers_are_what_their_writers_mean(folder: Path, valid: str) -> None:
@@ -21,6 +23,113 @@ def test_numbers_are_what_their_writers_mean(folder: Path, valid: str) -> None:
 def test_loading_needs_no_torch() -> None:
     code = "import sys, lapcli.recipe; print({'torch', 'timm', 'datasets', 'numpy'} & set(sys.modules))"
     assert run_process([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+LINES = """\
+objective: language_model
+seed: 7
+model:
+  layers: 4
+  width: 64
+  heads: 4
+  laplacian_heads: {layers: 1-2, heads: 3}
+  rotary_precision: bf16
+tokenizer:
+  vocab: 4_096
+data:
+  train: hub:someone/some-text
+  files: ["a-{000..003}.parquet", b.parquet]
+  validation: last_file
+train:
+  batch: 32
+  micro_batch: 8
+  steps: 1e2
+  compile: false
+optimizer:
+  lr: 3e-4
+  betas: [0.8, 0.95]
+schedule:
+  warmdown: .4
+validation:
+  every: null
+  prompts:
+    - "Once upon"
+    - 'a time'
+checkpoint: {every: 50, keep: 3}
+""".splitlines()
+VALUES = ["ten", "''", "~", "true", "-1", "1.5", ".nan", "1e999", "9" * 5000, "[]", "{}", "[[[]]]", "{a: {b: c}}"]
+VALUES += [
+    "linear(0, 9)",
+    "{layers: 3, heads: 1e400}",
+    "!!python/object:a.b {}",
+    "&a [*a]",
+    "*a",
+    "|\n  text",
+    '"\\ud800"',
+]
+VALUES += [
+    '"\\UFFFFFFFF"',
+    "'",
+    "[",
+    "@",
+    "%",
+    "\t",
+    "- a",
+    "<<",
+    "hub:a",
+    "builtin",
+    "\x00",
+    "\ufeff",
+    "\u2028",
+    "1:30",
+]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A valid recipe, changed one to four times in its lines, then perhaps in its bytes."""
+    lines = list(LINES)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(lines) - 1))
+        key = lines[at].partition(":")[0]
+        changed = {
+            "delete": [],
+            "rename": [lines[at].replace(key.strip() or "-", draw(st.text(max_size=5)) or "x", 1)],
+            "twice": [lines[at], lines[at]],
+            "value": [f"{key}: {draw(st.sampled_from(VALUES) | st.text(max_size=8))}"],
+            "indent": [draw(st.sampled_from([" ", "\t", "- ", "? ", "[", "{", "#", "!t ", "&a ", "*a "])) + lines[at]],
+            "insert": [draw(st.sampled_from(["---", "...", "%YAML 9.9", "<<: *a", "{}", "[" * 99])), lines[at]],
+            "extends": [lines[at], f"extends: {draw(st.sampled_from(['damaged.yaml', 'none.yaml', '..', 'x' * 300]))}"],
+        }
+        lines[at : at + 1] = changed[draw(st.sampled_from([*changed, "value", "value"]))]
+        if not lines:
+            break
+    content = "\n".join(lines).encode("utf-8", "surrogatepass")
+    at = draw(st.integers(0, len(content)))
+    return content[:at] + draw(st.binary(max_size=4)) + content[at:] if draw(st.booleans()) else content
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    damaged(),
+    st.lists(st.one_of(st.text(max_size=12), st.sampled_from([f"train.steps={v}" for v in VALUES])), max_size=1),
+)
+def test_a_damaged_recipe_loads_or_is_refused(tmp_path_factory, content: bytes, overrides: list[str]) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.yaml"
+    path.write_bytes(content)
+    refused: RecipeError | None = None
+    try:
+        recipe = load_recipe(path, overrides)
+    except RecipeError as error:
+        refused = error
+    if refused:
+        assert refused.problems
+        assert str(refused).splitlines()[0].endswith(f"in {path}; nothing was started.")
+        assert all(line.isprintable() for line in str(refused).splitlines())
+    else:
+        assert isinstance(recipe, BaseRecipe)
+        path.write_bytes(recipe_to_yaml(recipe).encode())
+        assert load_recipe(path) == recipe
 
 
 def lines_of(path: str, *overrides: str) -> list[str]:

@@ -43,6 +43,14 @@ def write_recipe(text, tmp_path):
     return write
 
 
+def test_a_batch_that_some_number_of_machines_cannot_share_is_refused(write_recipe, tmp_path, capsys):
+    place = ["--nnodes", "2:3", "--rdzv", "127.0.0.1:1", "--max-restarts", "1", "--nproc", "1"]
+    code, _, said = run_main(capsys, "train", str(write_recipe(10)), "--runs-dir", str(tmp_path), *place)
+    assert (code, said.splitlines()[-1].startswith("lap: ")) == (2, True)
+    assert "3 machines" in said
+    assert "train.batch" in said
+
+
 #: What a rank does first: destroying the group waits until all ranks do it, as with NCCL, and rank 1 fails alone.
 BROKEN_RANK = """
 import os, pathlib, time
@@ -89,7 +97,9 @@ def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp
 def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
     from torch.distributed.run import config_from_args, parse_args
 
-    options = _torchrun_options(Processes("8", nnodes=4, node_rank=number, rdzv="127.0.0.1:29500", max_restarts=3), "")
+    options = _torchrun_options(
+        Processes("8", nnodes="4", node_rank=number, rdzv="127.0.0.1:29500", max_restarts=3), ""
+    )
     config, _, _ = config_from_args(parse_args([*options, "-m", "lapcli"]))
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (4, 4, 8, 3)
     assert (config.rdzv_backend, config.rdzv_endpoint, config.local_addr) == ("c10d", "127.0.0.1:29500", "127.0.0.1")
@@ -99,7 +109,7 @@ def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
 def test_a_host_that_is_not_there_is_one_sentence(monkeypatch):
     monkeypatch.setattr("lapcli.runtime.launch.SECONDS_TO_MEET", 1)
     with patch.dict(os.environ), pytest.raises(LapError, match=r"127\.0\.0\.1:1 "):
-        launch(Processes("1", nnodes=2, node_rank=1, rdzv="127.0.0.1:1"), ["train"], "cpu")
+        launch(Processes("1", nnodes="2", node_rank=1, rdzv="127.0.0.1:1"), ["train"], "cpu")
 
 
 def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, capsys):
@@ -119,8 +129,10 @@ def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, c
     ("processes", "named"),
     [
         (Processes("many"), "--nproc"),
-        (Processes("1", nnodes=2), "--rdzv HOST:PORT"),
-        (Processes("1", nnodes=2, rdzv="a:1", node_rank=2), "--node-rank"),
+        (Processes("1", nnodes="2"), "--rdzv HOST:PORT"),
+        (Processes("1", nnodes="2", rdzv="a:1", node_rank=2), "--node-rank"),
+        (Processes("1", nnodes="4:2", rdzv="a:1"), "4:2"),
+        (Processes("1", nnodes="2:4", rdzv="a:1"), "--max-restarts"),
     ],
 )
 def test_wrong_numbers_are_refused(processes, named):

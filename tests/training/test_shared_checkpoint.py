@@ -49,11 +49,19 @@ def sharded(given: dict[str, torch.Tensor], size: int) -> dict[str, torch.Tensor
 
 def _save(rank: int, size: int, store: str, folder: str, step: int) -> None:
     world = join(rank, size, store)
-    for at in (step, step + 1):
-        given = {"model": sharded(tensors(step), size), "optimizer": sharded(tensors(-step), size), "step": at}
+    saver = checkpoint.Saver(world)
+    for in_background in (False, True):
+        model = sharded(tensors(step), size)
+        given = {"model": model, "optimizer": sharded(tensors(-step), size), "step": step + in_background}
         others = {"folder": Path(folder), "metadata": {"laplacian_heads": "2"}, "state": {}, "keep": 9}
-        saved = checkpoint.save(**given, **others, world=world)
+        if in_background:
+            saver.start(**given, **others)
+            with torch.no_grad():  # the training goes on meanwhile
+                for x in model.values():
+                    (x.to_local() if isinstance(x, DTensor) else x).fill_(torch.nan)
+        saved = saver.wait() if in_background else saver.save(**given, **others)
         assert saved == checkpoint.read(saved.path)
+    saver.close()
 
 
 def _load(rank: int, size: int, store: str, folder: str) -> None:
@@ -128,6 +136,7 @@ def _save_without_room(rank: int, size: int, store: str, folder: str) -> None:
     import signal
 
     world = join(rank, size, store)
+    saver = checkpoint.Saver(world)
     if rank == 1:  # as on a machine whose disk is full: files cannot grow any more
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
@@ -135,7 +144,11 @@ def _save_without_room(rank: int, size: int, store: str, folder: str) -> None:
     others = {"folder": Path(folder), "step": 9, "metadata": {}, "state": {}, "keep": 9}
     said = r"could not save step 9 .*rank 1.*step-000003"
     with pytest.raises(LapError, match=said):
-        checkpoint.save(**given, **others, world=world)
+        saver.save(**given, **others)
+    saver.start(**given, **others)
+    with pytest.raises(LapError, match=said):
+        saver.wait()
+    saver.close()
 
 
 def test_a_full_disk_of_one_rank_is_an_error_of_all_and_costs_nothing(parts, tmp_path):
@@ -146,7 +159,10 @@ def test_a_full_disk_of_one_rank_is_an_error_of_all_and_costs_nothing(parts, tmp
 
 
 @pytest.mark.slow
-def test_a_run_resumes_bitwise_on_its_layout_and_within_rounding_on_others(tmp_path, shared_cache, monkeypatch):
+@pytest.mark.parametrize("asynchronous", ["true", pytest.param("false", marks=pytest.mark.long)])
+def test_a_run_resumes_bitwise_on_its_layout_and_within_rounding_on_others(
+    tmp_path, shared_cache, monkeypatch, asynchronous
+):
     """Two processes to two: the same bits. To three sharded otherwise, to one, and from one to two: the same losses."""
     monkeypatch.setenv("LAP_CACHE", str(shared_cache))
     recipe = tiny_recipe(
@@ -158,7 +174,7 @@ def test_a_run_resumes_bitwise_on_its_layout_and_within_rounding_on_others(tmp_p
     (tmp_path / "run.yaml").write_text(recipe_to_yaml(recipe))
 
     def train(runs: Path, processes: int, shard: str = "gradients") -> list[dict]:
-        change = ["--set", f"train.shard={shard}"]
+        change = ["--set", f"train.shard={shard}", "--set", f"checkpoint.asynchronous={asynchronous}"]
         command = ["train", str(tmp_path / "run.yaml"), "--runs-dir", str(runs), *change]
         result = lap(*command, cache=shared_cache, processes=processes)
         assert result.returncode == 0, result.stderr
