@@ -259,7 +259,6 @@ TINY_STAGE = {
     "train": {"steps": 6, "batch": 4, "micro_batch": 2, "threads": 1},
     "optimizer": {"lr_scale": 0.5},
     "checkpoint": {"every": 2, "keep": 2},
-    "skip_malformed": False,
 }
 
 

@@ -19,7 +19,6 @@ from lapcli.runtime.errors import DataError
 DOCUMENT_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
 #: Suffixes of files that conversations and word lists are read from.
 ROW_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv", ".txt")
-_BLOCK = 1 << 20  # characters of a text file read at a time
 _ROWS = 256
 
 
@@ -48,12 +47,12 @@ def is_text(name: str) -> bool:
     return name.endswith((".txt", ".txt.gz", ".md"))
 
 
-def read_documents(path: Path, *, column: str, separator: str | None) -> Iterator[tuple[float, list[str | None]]]:
-    """Yield the fraction of a file read so far and its next documents: those of a column (None for null), or of a text
-    file the whole, or what `separator` divides it into."""
+def read_documents(path: Path, column: str = "text") -> Iterator[tuple[float, list[str | None]]]:
+    """Yield the fraction of a file read so far and its next documents: those of a column (None for null); a text
+    file is one."""
     if is_text(path.name):
-        with _readable(path):
-            yield from _texts(path, separator)
+        with _readable(path), path.open("rb") as raw, io.TextIOWrapper(_unpacked(path, raw), "utf-8-sig") as file:
+            yield 1.0, [file.read()]
         return
     numbers = count(1)
     for fraction, rows in _batches(path, column):
@@ -117,21 +116,6 @@ def _json_lines(lines: Any, path: Path) -> Iterator[Any]:
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}:{number} is not a line of JSON ({error}); correct or remove it") from None
             yield row
-
-
-def _texts(path: Path, separator: str | None) -> Iterator[tuple[float, list[str | None]]]:
-    """Yield the file as one document, or the texts between separators without surrounding newlines."""
-    with path.open("rb") as raw, io.TextIOWrapper(_unpacked(path, raw), encoding="utf-8-sig") as file:
-        if separator is None:
-            yield 1.0, [file.read()]
-            return
-        separator = separator.replace("\r\n", "\n")  # as Python reads the file
-        rest, size = "", path.stat().st_size
-        # A block as long as the document that has not ended: no character is searched more than a few times.
-        while block := file.read(max(_BLOCK, len(rest))):
-            *documents, rest = (rest + block).split(separator)
-            yield raw.tell() / size, [document.strip("\n") for document in documents]
-        yield 1.0, [rest.strip("\n")]
 
 
 def _unpacked(path: Path, raw: io.BufferedReader) -> Any:

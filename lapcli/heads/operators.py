@@ -223,55 +223,6 @@ class Centered(Combination):
         return 0.0, 1.0, -1.0
 
 
-@dataclass(frozen=True)
-class AttnScale(Combination):
-    """AttnScale (Wang et al., 2022, arXiv 2203.05962): `y = (U + (1 + s)(P - U)) v = o + s (o - m)`.
-
-    It amplifies the deviation of attention from the mean `m` of the visible values. `strength` s is learnt for each
-    head and starts at 0, which is plain attention. Under a causal mask `U` is uniform over the tokens so far, our own
-    extension.
-    """
-
-    name = "attnscale"
-    letter = "S"
-    needs = frozenset({MEAN})
-    learnable = ("strength",)
-    flops_per_channel = 5
-
-    strength: float = 0.0
-    learn: tuple[str, ...] = ("strength",)
-
-    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
-        strength = self.value("strength", parameters)
-        return 0.0, 1 + strength, -strength
-
-
-@dataclass(frozen=True)
-class Shaped(Combination):
-    """Shaped attention (Noci et al., 2023, arXiv 2306.17759), as He and Hofmann (2023, arXiv 2311.01906) use it.
-
-        y = (alpha I + beta P - gamma U) v = alpha v + beta o - gamma m
-
-    All three are learnt for each head and start at 1: with small logits P is near U, and the head starts near the
-    identity. In those papers it replaces the skip connection; here it is a head of an ordinary block.
-    """
-
-    name = "shaped"
-    letter = "H"
-    needs = frozenset({MEAN})
-    learnable = ("alpha", "beta", "gamma")
-    flops_per_channel = 7
-
-    alpha: float = 1.0
-    beta: float = 1.0
-    gamma: float = 1.0
-    learn: tuple[str, ...] = ("alpha", "beta", "gamma")
-
-    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
-        alpha, beta, gamma = (self.value(name, parameters) for name in self.learnable)
-        return alpha, beta, -gamma
-
-
 SMALLEST = 1e-8  # of |v|^2, as modded-nanogpt
 
 
@@ -340,6 +291,6 @@ OPERATORS: Registry[type[Operator]] = Registry(
     "operator",
     {
         kind.name: f"{__name__}:{kind.__name__}"
-        for kind in (Attention, Laplacian, Mix, ValueOnly, Centered, AttnScale, Shaped, Exclusive, Gate)
+        for kind in (Attention, Laplacian, Mix, ValueOnly, Centered, Exclusive, Gate)
     },
 )

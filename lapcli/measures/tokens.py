@@ -73,16 +73,6 @@ def cosine_similarity(tokens_BTD: Tensor) -> Tensor:
     return pairs_B / (T * (T - 1)) if T > 1 else pairs_B.new_full(pairs_B.shape, float("nan"))
 
 
-def within_sequence_share(tokens_BTD: Tensor) -> float | None:
-    """Return the share of the variance that is within sequences; the rest is between them.
-
-    It needs no classes. None if all tokens are equal.
-    """
-    within = (tokens_BTD - tokens_BTD.mean(dim=1, keepdim=True)).square().sum()
-    total = (tokens_BTD - tokens_BTD.mean(dim=(0, 1))).square().sum()
-    return float(within) / float(total) if total > ROUNDING * tokens_BTD.square().sum() else None
-
-
 class StreamingMoments:
     """Mean and standard deviation of vectors, by column; NaN entries are skipped."""
 

@@ -57,7 +57,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
         self.save_tokenizer(run)
         train, held_out = self.train_rows, self.held_out_rows
         described = f"{train.describe()}; held out: {held_out.describe()}" if held_out else train.describe()
-        self.notes = [described, *train.malformed_examples()]
+        self.notes = [described]
         return {
             "data": described,
             "data_sha256": train.identity,
@@ -99,7 +99,6 @@ class Chat(GPTObjective[ChatStageRecipe]):
             seed=self.recipe.seed,
             longest=self.recipe.model.context,
             needs_targets=self.recipe.loss == "assistant",
-            skip_malformed=self.recipe.skip_malformed,
             progress=progress,
         )
 

@@ -85,22 +85,18 @@ def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1
     refused: 254 examples with a micro-batch of 64 would take 127 forwards of 2 instead of 4.
     """
     if batch % (processes * multiple):
-        nearest = max(1, round(batch / (processes * multiple))) * processes * multiple
-        in_groups = f" in groups of {multiple}" if multiple > 1 else ""
         raise UsageError(
-            f"a global batch of {batch} cannot be shared evenly by {processes} processes{in_groups}; "
-            f"use --set train.batch={nearest} or another number of processes"
+            f"a global batch of {batch} cannot be shared evenly by {processes} processes; change train.batch to a "
+            f"multiple of {processes * multiple}, or the number of processes"
         )
     share = batch // processes
     sizes = [size for size in range(multiple, share + 1, multiple) if share % size == 0]
     micro = max((size for size in sizes if size <= micro_batch), default=sizes[0])
     if micro > micro_batch or share // micro >= 2 * -(-share // micro_batch):
-        usable = max(multiple, micro_batch // multiple * multiple)
-        nearest = max(1, round(share / usable)) * usable * processes
         larger = next(size for size in sizes if size > micro_batch)
         raise UsageError(
-            f"{share} examples a process cannot be split into equal micro-batches near {micro_batch}; use --set "
-            f"train.batch={nearest}, or --set train.micro_batch={larger} (or {micro})"
+            f"{share} examples a process cannot be split into equal micro-batches near {micro_batch}; change "
+            f"train.batch, or use --set train.micro_batch={larger} (or {micro})"
         )
     return BatchPlan(batch, micro, share // micro, processes)
 

@@ -96,7 +96,7 @@ class ChatValidation(ValidationSection):
     top_k: Count | None = None  # sample from the likeliest tokens only; null: from all
 
 
-class StageSettings(Section):
+class Stage(Section):
     """What a stage trains on and how; `train.batch` counts packed sequences or padded conversations."""
 
     mixture: Mixture
@@ -105,23 +105,19 @@ class StageSettings(Section):
     # `tokens`: each target of a step has the same weight. `micro_batch`: the mean of the means of micro-batches of
     # exactly train.micro_batch rows, as upstream.
     average: Literal["tokens", "micro_batch"] = "tokens"
-    skip_malformed: bool = False  # skip conversations that cannot be rendered instead of failing
     # The schedule counts the last step of the epoch, but it is not taken (upstream's fine-tuning: 700 of 701).
     drop_last_update: bool = False
+    train: TrainSection
+    optimizer: ChatOptimizer = ChatOptimizer()
+    schedule: PlateauSchedule = PlateauSchedule()
+    validation: ChatValidation = ChatValidation()
+    checkpoint: CheckpointSection = CheckpointSection()
 
     @combination("average", "batching")
     def _packed_rows_weigh_the_same(self) -> str | None:
         if self.average == "micro_batch" and self.batching == "packed":
             return "packed micro-batches have the same number of tokens; use tokens"
         return None
-
-
-class Stage(StageSettings):
-    train: TrainSection
-    optimizer: ChatOptimizer = ChatOptimizer()
-    schedule: PlateauSchedule = PlateauSchedule()
-    validation: ChatValidation = ChatValidation()
-    checkpoint: CheckpointSection = CheckpointSection()
 
 
 class Stages(Section):
@@ -162,7 +158,7 @@ class ChatRecipe(AnyRecipe):
         return next(iter(self.stages.given().values())).train.init_from
 
 
-class ChatStageRecipe(StageSettings, GPTRecipe):
+class ChatStageRecipe(Stage, GPTRecipe):
     """The recipe that the run of one stage stores; `train.init_from` has the weights that it starts from."""
 
     implementation, gives, metrics = ChatRecipe.implementation, ChatRecipe.gives, ChatRecipe.metrics
@@ -172,9 +168,6 @@ class ChatStageRecipe(StageSettings, GPTRecipe):
     stage: StageName
     model: GPTModel
     tokenizer: TokenizerSection
-    optimizer: ChatOptimizer
-    schedule: PlateauSchedule
-    validation: ChatValidation
 
     @property
     def micro_batch_counts(self) -> bool:

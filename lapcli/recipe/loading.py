@@ -163,7 +163,8 @@ def _recipe_type(document: Document) -> tuple[type[AnyRecipe] | None, list[Probl
             return None, [Problem(document.place(()), key, f"this is a file of `lap {command}`, not a recipe")]
     expected = _expected(OBJECTIVES)
     message = f"{expected}, got {quoted(name)}" if "objective" in values else f"is missing; {expected}"
-    return None, [Problem(document.place(("objective",)), "objective", message)]
+    near = get_close_matches(str(name), OBJECTIVES, 1)  # whose keys are checked at once too
+    return OBJECTIVES[near[0]] if near else None, [Problem(document.place(("objective",)), "objective", message)]
 
 
 def _with_optimizer(recipe: type[AnyRecipe], document: Document) -> tuple[type[AnyRecipe], list[Problem]]:

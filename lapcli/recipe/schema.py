@@ -141,10 +141,8 @@ class TextSource(Source):
 
     files: Files = None  # files of the source, in order; null: all of a folder
     column: Text = "text"  # of parquet and jsonl files: the key of the text
-    separator: Annotated[str, Field(min_length=1, max_length=100)] | None = None  # between a text file's documents
     crop: Count | None = None  # characters kept of each document
     shuffled: bool = False  # the source is in random order already
-    shuffle_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0  # of the order of documents
     # `last_file` holds the last file out; a number holds out that fraction of the documents; null means the
     # last of several files, or a twentieth of a single one.
     validation: Literal["last_file"] | HeldOut | None = Field(

@@ -119,7 +119,6 @@ class ImageFiles(Source):
 
     # A folder; a fraction of the training images; null: the source's own validation or test images.
     validation: Text | HeldOut | None = Field(default=None, description="a folder or a number (above 0 and below 1)")
-    split_seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0  # of the choice of held-out images
     image_column: Text | None = None  # of parquet files and hub sets; null: the only one that holds images
     label_column: Text | None = None  # null: the only one that holds classes
     # Processes that read ahead.

@@ -81,8 +81,8 @@ def test_all_that_fits_each_kind(pattern, kind, count, tokens, runs, capsys, tmp
 #: Every shipped operator, in three layers of four heads.
 EVERY_OPERATOR = [
     {"laplacian": 1, "gate": 1, "centered": 1},
-    {"mix": {"heads": 1, "learn": ["alpha"]}, "neutreno": 1, "exclusive": {"heads": 1, "gate": "tanh"}, "shaped": 1},
-    {"attnscale": 2, "value-only": 1, "exclusive": 1},
+    {"mix": {"heads": 1, "learn": ["alpha"]}, "exclusive": {"heads": 2, "gate": "tanh"}},
+    {"value-only": 1, "exclusive": 1},
 ]
 
 
@@ -106,11 +106,11 @@ def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, mo
     told = json.loads((out / "updates.json").read_text())
     assert [layer["operators"] for layer in told["runs"][0]["layers"]] == [
         ["attention", "centered", "gate", "laplacian"],
-        ["shaped", "exclusive", "neutreno", "mix"],
-        ["exclusive", "value-only", "attnscale", "attnscale"],
+        ["attention", "exclusive", "exclusive", "mix"],
+        ["attention", "attention", "exclusive", "value-only"],
     ]
     learnt = {key for layer in json.loads((out / "mixing.json").read_text())["runs"][0]["layers"] for key in layer}
-    assert {"mix_alpha", "shaped_gamma", "attnscale_strength", "exclusive_gate"} <= learnt
+    assert {"mix_alpha", "exclusive_gate"} <= learnt
 
 
 def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):

@@ -10,8 +10,8 @@ from lapcli.data.file_formats import read_documents
 from lapcli.runtime.errors import DataError
 
 
-def read(path, column="text", separator=None):
-    batches = list(read_documents(path, column=column, separator=separator))
+def read(path, column="text"):
+    batches = list(read_documents(path, column))
     assert batches[-1][0] == 1.0
     assert [share for share, _ in batches] == sorted(share for share, _ in batches)
     return [document for _, documents in batches for document in documents]
@@ -63,20 +63,10 @@ def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, message):
         read(path)
 
 
-@pytest.mark.parametrize("block", [1, 1 << 20])
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_text_without_byte_order_mark_and_with_plain_newlines(tmp_path, monkeypatch, name, block):
-    monkeypatch.setattr(file_formats, "_BLOCK", block)
+def test_text_without_byte_order_mark_and_with_plain_newlines(tmp_path, name):
     path = written(tmp_path / name, "\ufeffé one\r\n\r\ntwo\r three\r")
     assert read(path) == ["é one\n\ntwo\n three\n"]
-
-
-@pytest.mark.parametrize("block", [1, 5, 1 << 20])
-def test_text_split_by_a_separator(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(file_formats, "_BLOCK", block)
-    path = written(tmp_path / "a.txt", "first\r\nline\r\n<|end|>\r\n second<|end|><|end|>\r\nlast\r\n")
-    assert read(path, separator="<|end|>") == ["first\nline", " second", "", "last"]
-    assert read(path, separator="line\r\n") == ["first", "<|end|>\n second<|end|><|end|>\nlast"]
 
 
 def test_text_that_is_not_utf8_is_named(tmp_path):

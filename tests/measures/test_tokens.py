@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lapcli.measures.tokens import eigenvalues, k_alpha, within_sequence_share
+from lapcli.measures.tokens import eigenvalues, k_alpha
 
 
 @pytest.mark.parametrize(("count", "width"), [(4, 9), (9, 4), (6, 6), (2, 3)])
@@ -18,7 +18,3 @@ def test_eigenvalues_are_squared_singular_values_of_the_centred_tokens(count, wi
 def test_a_share_that_is_reached_exactly_counts():
     assert k_alpha(torch.tensor([[9.0, 1.0]], dtype=torch.float64), 0.9).tolist() == [1]
     assert k_alpha(torch.tensor([[3.0, 3.0, 3.0]], dtype=torch.float64), 2 / 3).tolist() == [2]
-
-
-def test_equal_tokens_have_no_share():
-    assert within_sequence_share(torch.full((2, 3, 4), 0.1, dtype=torch.float64)) is None

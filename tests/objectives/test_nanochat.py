@@ -11,7 +11,7 @@ import tiktoken
 import torch
 import torch.nn.functional as F
 from harness_support import evaluated, make_run, samples_of, write_benchmarks
-from support import lap, run_main, tiny_chat_recipe
+from support import run_main, tiny_chat_recipe
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN
 from lapcli.objectives.loading import find_checkpoint as checkpoint_of
@@ -247,24 +247,12 @@ def test_an_imported_chat_model_is_asked_in_the_words_that_it_was_fine_tuned_wit
         assert {score["details"]["prompt_form"] for score in result["tasks"].values()} == {form}
 
 
-def test_commands_take_an_imported_run(tmp_path, encoding, shared_cache):
+def test_the_command_imports_a_checkpoint_once(tmp_path, encoding, capsys):
     base, _ = write_checkpoint(tmp_path, encoding, laplacian_heads=1)
-    chat, _ = write_checkpoint(tmp_path, encoding, "chatsft_checkpoints", laplacian_heads=1, step=9)
-    runs = tmp_path / "runs"
-
-    def call(*arguments):
-        return lap(*arguments, "--runs-dir", str(runs), cache=shared_cache)
-
-    for place, name in ((base, "base"), (chat, "chat")):
-        result = call("import", str(place), "--to", name)
-        assert result.returncode == 0, result.stderr
-        assert "laplacian_heads 1, rotary tables in bf16" in result.stdout
-    assert call("import", str(base), "--to", "base").stdout.startswith(f"{runs / 'base'} was imported before")
-    other = call("import", str(chat), "--to", "base")
-    assert (other.returncode, "is another run" in other.stderr) == (2, True)
-
-    result = call("sample", "--run", "base", "--prompt", "tea", "--max-tokens", "3")
-    assert result.returncode == 0, result.stderr
-    result = call("analyze", "cossim", "--run", "base")
-    assert result.returncode == 2
-    assert "--data" in result.stderr
+    chat, _ = write_checkpoint(tmp_path, encoding, "chatsft_checkpoints", step=9)
+    places, options = (base, base, chat), ("--to", "base", "--runs-dir", str(tmp_path))
+    found = [run_main(capsys, "import", str(place), *options) for place in places]
+    assert [code for code, _, _ in found] == [0, 0, 2]
+    assert "laplacian_heads 1, rotary tables in bf16" in found[0][1]
+    assert "was imported before" in found[1][1]
+    assert "is another run" in found[2][2]

@@ -18,8 +18,7 @@ OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
         (
             "  train: builtin",
             "  train: builtin\n  Q: 1",
-            "x.yaml:10  data.Q: unknown key; known here: train, revision, files, column, separator, crop, shuffled, "
-            "shuffle_seed, validation",
+            "x.yaml:10  data.Q: unknown key; known here: train, revision, files, column, crop, shuffled, validation",
         ),
         # Wrong types.
         ("steps: 100", "steps: ten", 'x.yaml:13  train.steps: expected a whole number, got "ten"'),

@@ -18,7 +18,6 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from lapcli.recipe import load_recipe
 from lapcli.runtime.errors import ExitCode, LapError, UsageError, from_peer_error
 from lapcli.runtime.launch import Processes, _explain, _torchrun_options, launch, needs_launch
-from lapcli.training.metrics import read_metrics
 
 pytestmark = pytest.mark.slow  # they start processes
 
@@ -42,10 +41,6 @@ def write_recipe(text, tmp_path):
         return path
 
     return write
-
-
-def last_step(run):
-    return max((line["step"] for line in read_metrics(run / "metrics.jsonl")), default=0)
 
 
 def test_a_batch_that_some_number_of_machines_cannot_share_is_refused(write_recipe, tmp_path, capsys):

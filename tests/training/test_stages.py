@@ -96,16 +96,13 @@ def test_one_stage_at_a_time(pretrained, tmp_path):
         train(pretrained, tmp_path, recipe_from_dict(only_sft), only="midtrain")
 
 
-def test_malformed_conversations_stop_the_run_unless_allowed(pretrained, tmp_path):
+def test_a_malformed_conversation_stops_the_run(pretrained, tmp_path):
     tiny_chat_recipe(tmp_path)  # writes the file
     with (tmp_path / "chats.jsonl").open("a") as file:
         file.write(json.dumps([{"role": "assistant", "content": "hi"}]) + "\n")
-    with pytest.raises(DataError, match="1 of 41 conversations of chats are malformed"):
+    with pytest.raises(DataError, match=r"chats.jsonl, row 41: message 1 has the role 'assistant'"):
         train_here(staged(pretrained, tmp_path, "sft"), tmp_path / "runs")
     assert not (tmp_path / "runs" / "run").exists()  # before the first step there is nothing to keep
-    log = io.StringIO()
-    train_here(staged(pretrained, tmp_path, "sft", skip_malformed=True), tmp_path / "runs", "allowed", log)
-    assert "left out: chats.jsonl row 41: message 1 has the role 'assistant'" in log.getvalue()
 
 
 @pytest.mark.long

@@ -30,9 +30,8 @@ from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
 
-VERSION = 5  # of the files and of the wording of generated rows
+VERSION = 6  # of the files and of the wording of generated rows
 OWN_HELD_OUT = 0.05  # fraction of one's own conversations
-SHOWN = 3  # malformed conversations quoted in a message
 _ROWS_AT_ONCE = 2048
 
 
@@ -42,8 +41,6 @@ class RenderedRows(TokenStore):
     def __init__(self, parts: Sequence[Path]) -> None:
         super().__init__(parts)
         self.target_counts, self.is_cut = self.numbers[:, 1], self.numbers[:, 2].astype(bool)
-        self.malformed: int = sum(index["malformed"] for index in self.indexes)
-        self.examples_of_malformed: list[str] = [text for index in self.indexes for text in index["examples"]][:SHOWN]
 
 
 def prepare_rows(
@@ -51,9 +48,7 @@ def prepare_rows(
 ) -> RenderedRows:
     """Download and render the rows unless they are cached. Safe to call on every rank."""
     if data_set.format in GENERATED_FORMATS:
-        sources: list[tuple[Any, Iterable[list[Turn] | Malformed]]] = [
-            (generated_key(data_set), generated_conversations(data_set))
-        ]
+        sources: list[tuple[Any, Iterable[list[Turn]]]] = [(generated_key(data_set), generated_conversations(data_set))]
     else:
         paths = source_files(data_set, progress) or []
         sources = [(file_key(path), read_conversations(path, data_set.format)) for path in paths]
@@ -64,32 +59,31 @@ def prepare_rows(
         if progress:
             progress(f"rendering {data_set.name}", number, len(sources))
     rows = RenderedRows(folders)
-    if not len(rows) and not rows.malformed:
+    if not len(rows):
         raise DataError(f"{data_set.name} has no rows; check its source")
     return rows
 
 
-def read_conversations(path: Path, form: str) -> Iterator[list[Turn] | Malformed]:
-    """Yield every row of a file as a conversation, or the error in it."""
+def read_conversations(path: Path, form: str) -> Iterator[list[Turn]]:
+    """Yield every row of a file as a conversation; DataError for the first that is none."""
     for number, row in enumerate(read_rows(path), start=1):
         try:
             turns = READERS[form](row)
             refuse_empty_turns(turns)
-            yield turns
         except Malformed as error:
-            yield Malformed(f"{path.name} row {number}: {error}")
+            expected = f"; expected {EXPECTED_FORMS}" if form == "conversations" and number == 1 else ""
+            raise DataError(f"{path}, row {number}: {error}; correct or remove it{expected}") from None
+        yield turns
 
 
-def _render(conversations: Iterable[list[Turn] | Malformed], tokenizer: Tokenizer, longest: int, folder: Path) -> None:
+def _render(conversations: Iterable[list[Turn]], tokenizer: Tokenizer, longest: int, folder: Path) -> None:
     writer = PartWriter(folder, tokenizer.vocab_size, columns=3, has_targets=True)
-    malformed: list[str] = []
     conversations = iter(conversations)
     while some := list(islice(conversations, _ROWS_AT_ONCE)):
-        malformed += [str(row) for row in some if isinstance(row, Malformed)]
-        for ids, is_target in render_batch([row for row in some if not isinstance(row, Malformed)], tokenizer):
+        for ids, is_target in render_batch(some, tokenizer):
             writer.append(ids[:longest], is_target[:longest])
             writer.end(is_target[:longest].sum(), len(ids) > longest)
-    writer.close(malformed=len(malformed), examples=malformed[:SHOWN])
+    writer.close()
 
 
 @dataclass(frozen=True)
@@ -145,15 +139,9 @@ class Mixture:
             f"{len(part.chosen):,}"
             for part in self.parts
         ]
-        malformed = sum(part.rows.malformed for part in self.parts)
         text = f"{' + '.join(parts)} = {self.rows_asked_for:,} rows"
         text += f"; {self.dropped:,} without a token to learn are left out" if self.dropped else ""
-        text += f"; {malformed:,} malformed ones are left out" if malformed else ""
         return text + (f"; {self.cut:,} ({self.cut / len(self):.1%}) are cut at the context" if self.cut else "")
-
-    def malformed_examples(self) -> list[str]:
-        """Return messages about the first malformed rows that were skipped."""
-        return [f"left out: {example}" for part in self.parts for example in part.rows.examples_of_malformed]
 
     def _compute_order(self, epoch: int) -> np.ndarray:
         numbers = list(range(self.rows_asked_for))
@@ -188,14 +176,11 @@ def prepare_mixture(
     seed: int,
     longest: int,
     needs_targets: bool,
-    skip_malformed: bool,
     progress: Progress | None = None,
 ) -> Mixture:
     parts = []
     for data_set in data_sets:
         rows = prepare_rows(data_set, tokenizer, longest, progress)
-        if rows.malformed and not skip_malformed:
-            raise _malformed(data_set, rows)
         parts.append(MixtureShare(data_set, rows, chosen_rows(data_set, len(rows), seed)))
     return Mixture(parts, seed, needs_targets)
 
@@ -222,17 +207,6 @@ def split_rows(data_set: DataSet, available: int) -> int:
     return held_out if data_set.held_out and data_set.split == "test" else available - held_out
 
 
-def _malformed(data_set: DataSet, rows: RenderedRows) -> DataError:
-    examples = "".join(f"\n  {example}" for example in rows.examples_of_malformed)
-    advice = "Correct them, or set skip_malformed: true in the stage to leave them out."
-    if data_set.format == "conversations" and len(rows) == 0:  # skipping them would leave nothing
-        advice = f"Expected {EXPECTED_FORMS}."
-    return DataError(
-        f"{rows.malformed:,} of {rows.malformed + len(rows):,} conversations of {data_set.name} are malformed, such as"
-        f"{examples}\n{advice}"
-    )
-
-
 def available_rows(data_set: DataSet) -> int | None:
     """Count the rows of the source; None if that needs a download. The recipe sets the number of generated rows."""
     if data_set.format in GENERATED:
@@ -244,10 +218,10 @@ def available_rows(data_set: DataSet) -> int | None:
 
 
 def count_stage(stage: Stage | ChatStageRecipe) -> dict[str, Any]:
-    """Count the rows of a stage's data sets: `rows` used of those `available`, null where a download is needed."""
+    """Count the rows of a stage's data sets, null where a download is needed."""
     train, validation = (
         [
-            {"name": d.name, "rows": rows, "repeats": d.repeats, "available": available}
+            {"name": d.name, "rows": rows, "repeats": d.repeats}
             for d in data_sets
             for available in [available_rows(d)]
             for rows in [d.rows or (None if available is None else split_rows(d, available))]
@@ -276,8 +250,7 @@ def counts_as_text(name: str, counts: dict[str, Any]) -> str:
         for count in counts[part]:
             rows = "all" if count["rows"] is None else f"{count['rows']:,}"
             rows = rows if count["repeats"] == 1 else f"{count['repeats']} x {rows}"
-            there = "not on this machine" if count["available"] is None else f"of {count['available']:,}"
-            lines.append(f"  {count['name']:<24}{rows:>14}   {there}")
+            lines.append(f"  {count['name']:<24}{rows:>14}")
     total = counts["rows"]
     return "\n".join([*lines, f"  {'rows to train on':<24}{'unknown' if total is None else f'{total:,}':>14}"])
 

@@ -116,7 +116,7 @@ def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet,
             f"the {unused:,} validation images of {source.train} are not used: data.validation holds out "
             f"{source.validation} of its training images; use them with --set data.validation=null"
         )
-        return *held_out_fraction(train, source.validation, source.split_seed), note if unused else None
+        return *held_out_fraction(train, source.validation, 0), note if unused else None
     if own_validation is None and not whole:
         raise DataError(
             f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "

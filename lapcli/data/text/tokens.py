@@ -28,7 +28,7 @@ from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
 
-VERSION = 5  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
+VERSION = 6  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
 TOKENIZER = "tokenizer.json"
 DEFAULT_FRACTION = 1 / 20
 PART_BYTES = 1 << 26  # consecutive files are tokenised into one part as long as they have fewer bytes together
@@ -58,7 +58,7 @@ class Corpus:
             )
         self._fraction = source.validation if isinstance(source.validation, float) else DEFAULT_FRACTION
         # A source in random order is used in that order, also for the documents that are held out.
-        self.seed = None if source.shuffled else source.shuffle_seed
+        self.seed = None if source.shuffled else 0
         self._keys = [file_key(path) for path in files]
         self._sizes = [int(size) for _, size, _ in self._keys]
         self.size = sum(self._sizes)
@@ -75,14 +75,12 @@ class Corpus:
 
     def part_folders(self, tokenizer: Tokenizer) -> list[Path]:
         split = self._fraction if len(self.files) == 1 else None  # see `documents`
-        settings = [self.source.column, self.source.separator, self.source.crop, split, tokenizer.sha256]
+        settings = [self.source.column, self.source.crop, split, tokenizer.sha256]
         keys = [[self._keys[number] for number in part] for part in self.parts]
         return [cache_dir() / "text" / digest(VERSION, key, settings)[:32] for key in keys]
 
     def tokenizer_folder(self, section: TokenizerSection) -> Path:
-        split = self.source.model_dump(
-            include={"column", "separator", "crop", "shuffled", "shuffle_seed", "validation"}
-        )
+        split = self.source.model_dump(include={"column", "crop", "shuffled", "validation"})
         settings = [SPLIT_PATTERN, section.vocab, section.train_chars, section.train_crop]
         return cache_dir() / "tokenizers" / digest(VERSION, self._keys, split, settings)[:32]
 
@@ -119,13 +117,12 @@ class Corpus:
 
     def _read(self, part: range, doing: str) -> Iterator[str]:
         before, self.skipped = sum(self._sizes[: part.start]), 0
-        column, separator, crop = self.source.column, self.source.separator, self.source.crop
         for number in part:
-            for fraction, documents in read_documents(self.files[number], column=column, separator=separator):
+            for fraction, documents in read_documents(self.files[number], self.source.column):
                 if self._progress:
                     self._progress(doing, before + int(fraction * self._sizes[number]), self.size)
                 self.skipped += sum(not document for document in documents)
-                yield from (document[:crop] for document in documents if document)
+                yield from (document[: self.source.crop] for document in documents if document)
             before += self._sizes[number]
 
 
@@ -166,10 +163,7 @@ def open_corpus(source: TextSource, progress: Progress | None = None, *, downloa
     if paths is None:
         return None
     # A .md file is read if it is named, but skipped in a folder, where it mostly describes the data.
-    is_text_file = [is_text(path.name) for path in paths]
-    if source.separator is not None and not any(is_text_file):
-        raise DataError("data.separator: none of the source's files is a text file; remove it")
-    if source.column != "text" and all(is_text_file):
+    if source.column != "text" and all(is_text(path.name) for path in paths):
         raise DataError(f"data.column: text files have no columns such as {source.column}; remove it")
     return Corpus(source, paths, progress)
 

@@ -78,7 +78,7 @@ def _local(data: Path) -> Documents:
     texts: list[str] = []
     paths = local_files(str(place), None)
     for path in paths:
-        for _, batch in read_documents(path, column="text", separator=None):
+        for _, batch in read_documents(path):
             texts += [text for text in batch if text]
     return _documents(texts, {str(path): sha256_of_file(path) for path in paths})
 

@@ -16,9 +16,7 @@ def talk(*texts):
 @pytest.fixture
 def mixture(data_set, tokenizer):
     rows = [talk("q" * (n % 4 + 1), "a" * (n % 7 + 1)) for n in range(30)]
-    return prepare_mixture(
-        [data_set("chats", rows)], tokenizer, seed=3, longest=64, needs_targets=True, skip_malformed=False
-    )
+    return prepare_mixture([data_set("chats", rows)], tokenizer, seed=3, longest=64, needs_targets=True)
 
 
 def stream(mixture, epoch):
