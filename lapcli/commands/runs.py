@@ -228,8 +228,7 @@ def prune(
     from lapcli.catalogue.housekeeping import plan_prunings, remove_checkpoints
     from lapcli.catalogue.listing import matching_runs
 
-    plans, left_out = plan_prunings(matching_runs(_folder(runs_dir), names or []), keep, yes, bool(names))
-    print("".join(wrapped_message(f"note: {note}") + "\n" for note in left_out), end="", file=sys.stderr)
+    plans = plan_prunings(matching_runs(_folder(runs_dir), names or []), keep, yes, bool(names))
     doomed = [plan for plan in plans if plan.removed]
     freed = size_text(sum(plan.bytes for plan in doomed))
     rows = [(p.run, f"remove steps {p.removed} ({size_text(p.bytes)}); keep {p.kept}") for p in doomed]

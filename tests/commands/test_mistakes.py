@@ -34,7 +34,6 @@ MISTAKES = {
     "plan tiny.yaml --gpu rtx4090": "4090",
     "sweep tiny.yaml": "lap train tiny.yaml",
     "sweep tiny.yaml --over sed=1,2": "`seed`",
-    'sweep tiny.yaml --over seed=1,2 --then "eval --tasks topp1"': "bpb",
     "search tiny.yaml": "--over",
     "eval tinny": "tiny",
     "eval tiny --tasks top1": "bpb",
