@@ -42,7 +42,7 @@ FIRST = [
     "tests/training/test_kinds_in_two_processes.py",
     "tests/export/test_export.py",
     "tests/training/test_host_waits.py",
-    "tests/extending/test_kind.py",
+    "tests/extending/test_package.py",
     "tests/experiments/test_runner.py",
 ]
 

@@ -2,16 +2,14 @@
 
 import json
 import re
-import signal
 import sys
 
 import pytest
 import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import ROOT, lap, run_main, run_process, start_lap, write_text
+from support import ROOT, run_main, run_process, write_text
 
-import lapcli
 from lapcli.cli import app
 
 QUICKSTART = ROOT / "recipes/quickstart.yaml"
@@ -43,8 +41,6 @@ def test_help_lists_every_command_once_with_its_whole_first_sentence(capsys):
     "arguments",
     [
         ["eval", "--run", "nobody"],
-        ["chat", "--run", "nobody"],
-        ["sample", "--run", "nobody", "--prompt", "x"],
         ["analyze", "all", "--run", "nobody"],
         ["train", str(QUICKSTART), "--name", "no/body", "--dry-run"],
         ["train", str(QUICKSTART), "--set", "train.steps=none"],
@@ -60,38 +56,14 @@ def test_what_cannot_work_is_refused_before_torch_is_imported(arguments, tmp_pat
     assert not set(refused.stdout.split()) & {"torch", "timm", "datasets", "lm_eval"}
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "train",
-        "eval",
-        "sft",
-        "chat",
-        "fetch",
-        "analyze",
-        "plan",
-        "sweep",
-        "search",
-        "report",
-        "runs",
-        "sample",
-        "recipes",
-        "init",
-    ],
-)
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_each_help_ends_with_examples(command, flag, capsys):
-    code, out, _ = run_main(capsys, command, flag)
-    assert code == 0
-    examples = out[out.index("Examples:") :]
-    assert 2 <= examples.count(f"lap {command} ") <= 4
+def test_each_help_ends_with_examples(capsys):
+    for command in typer.main.get_command(app).commands:
+        code, out, _ = run_main(capsys, command, "-h")
+        assert code == 0
+        assert 2 <= out[out.index("Examples:") :].count(f"lap {command} ") <= 6, command
 
 
-def test_version(capsys):
-    assert run_main(capsys, "--version") == (0, f"lap {lapcli.__version__}\n", "")
-
-
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     at=st.sampled_from(KEYED),
@@ -156,14 +128,6 @@ def test_a_finished_run_is_reported_as_finished(quickstart, capsys):
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_changed_recipe_is_refused(quickstart, capsys):
-    run, _ = quickstart
-    arguments = ["train", str(run / "recipe.yaml"), "--name", "quickstart", "--runs-dir", str(run.parent)]
-    code, _, err = run_main(capsys, *arguments, "--set", "optimizer.lr=0.5")
-    assert code == 2
-    assert "optimizer.lr: 0.04 in the run, 0.5 now" in err
-
-
 def test_json_goes_to_stdout_alone_and_progress_to_stderr(tmp_path, capsys):
     text = write_text(tmp_path / "text.txt")
     small = ["model.layers=1", "model.context=32", "tokenizer.vocab=300", "train.steps=2", "train.batch=2"]
@@ -197,24 +161,3 @@ def test_ctrl_c_before_the_first_step(tmp_path, capsys, monkeypatch):
     assert code == 130
     assert err.splitlines()[-1] == "lap: stopped; what was saved is kept, run the same command to resume"
     assert not (tmp_path / "quickstart").exists()  # there was nothing to keep
-
-
-def test_ctrl_c_while_it_trains(tmp_path, shared_cache):
-    """As a user sees it: SIGINT to the command, exit code 75, and the same command finishes."""
-    small = ["model.layers=1", "model.context=32", "tokenizer.vocab=300", "train.batch=2", "train.micro_batch=2"]
-    sets = [part for key in [*small, "train.steps=60", "checkpoint.every=20"] for part in ("--set", key)]
-    text = write_text(tmp_path / "text.txt")
-    arguments = ["train", str(QUICKSTART), *sets, "--data", str(text), "--runs-dir", str(tmp_path)]
-    metrics = tmp_path / "quickstart" / "metrics.jsonl"
-    command = start_lap(*arguments, cache=shared_cache)
-    command.wait_for(lambda: metrics.exists() and '"step": 2' in metrics.read_text())
-    command.send(signal.SIGINT)
-    stopped = command.result()
-    assert stopped.returncode == 75, stopped.stderr
-    assert "saved. Run the same command to resume." in stopped.stderr
-    assert "Traceback" not in stopped.stderr
-    again = lap(*arguments, cache=shared_cache)
-    assert again.returncode == 0, again.stderr
-    assert "resuming from" in again.stderr
-    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines() if 'loss"' in line and "lr" in line]
-    assert steps == list(range(1, 61))

@@ -83,7 +83,7 @@ def test_a_command_of_the_paper_page_parses(command, monkeypatch):
 @pytest.mark.parametrize("command", PAPER["trainings"].values())
 def test_a_training_of_the_paper_page_starts(command, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("LAP_RUNS", str(tmp_path))
-    code, out, err = run_main(capsys, *shlex.split(command)[1:], "--dry-run", "--gpu", "l40", "--gpus", "4")
+    code, out, err = run_main(capsys, *shlex.split(command)[1:], "--dry-run", "--gpu", "l40")
     assert code == 0, err
     assert "cells" in out
 

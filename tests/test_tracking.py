@@ -73,16 +73,6 @@ def test_trackio(run, tmp_path, monkeypatch):
     assert sorted(steps) == list(range(10))
 
 
-def test_the_recipe_goes_along(run):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    replay(run, "tensorboard")
-    events = EventAccumulator(str(run.path / "tensorboard"))
-    events.Reload()
-    (text,) = events.Tensors("recipe/text_summary")
-    assert (run.path / "recipe.yaml").read_text() in text.tensor_proto.string_val[0].decode()
-
-
 def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(run):
     """Killed after step 9 with a checkpoint of step 6, whose validation was missed."""
     lines = list(lines_until(12))
@@ -156,7 +146,7 @@ def words(tiny, *more):
     return ("train", str(tiny), "--runs-dir", str(tiny.parent / "runs"), *more)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_a_kill_of_the_training_every_step_is_there_once(tiny):
     path, cache = tiny.parent / "runs" / "tiny", tiny.parent / "cache"
     training = start_lap(*words(tiny), cache=cache)
@@ -178,7 +168,7 @@ def test_after_a_kill_of_the_training_every_step_is_there_once(tiny):
     check_once(tensorboard_scalars(path), lines)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_never_answers_is_a_warning(tiny):
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"

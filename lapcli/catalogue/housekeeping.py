@@ -71,23 +71,20 @@ def refuse_running(paths: Sequence[Path]) -> None:
             pass
 
 
-def plan_prunings(
-    paths: Sequence[Path], keep: int, with_sweeps: bool, are_named: bool
-) -> tuple[list[Pruning], list[str]]:
-    """Plan the pruning of each run, and say why some are left out; for runs that a user named, that is an error."""
+def plan_prunings(paths: Sequence[Path], keep: int, with_sweeps: bool, are_named: bool) -> list[Pruning]:
+    """Plan the pruning of each run. One that is being trained, of a sweep or damaged is left out, or an error if a user
+    named it."""
     prunings: list[Pruning] = []
-    left_out: list[str] = []
     for path in paths:
         try:
             refuse_running([path])
             if is_of_a_sweep(path) and not with_sweeps:
                 raise UsageError(f"{path} belongs to a sweep; its runs are pruned only with --yes")
             prunings.append(plan_pruning(read_run(path), keep))
-        except UsageError as error:
+        except UsageError:
             if are_named:
                 raise
-            left_out.append(str(error))
-    return prunings, left_out
+    return prunings
 
 
 def plan_pruning(run: Run, keep: int) -> Pruning:

@@ -22,9 +22,7 @@ def chat(
     run_option: options.RunOption = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Print the answer to this prompt, and stop.")] = None,
     temperature: options.Temperature = 0.6,
-    top_k: options.TopK = 50,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = 256,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     runs_dir: options.RunsDir = None,
 ) -> None:
     """Talk to a fine-tuned model. /clear and /quit are commands; Ctrl-C stops an answer."""
@@ -58,7 +56,7 @@ def chat(
     loaded = open_run(chat_run, find_checkpoint(chat_run, "last"), device)
     model, tokenizer = loaded.language_model()
     print(f"{chat_run.path}, weights sha256 {str(loaded.weights_sha256)[:16]}", file=sys.stderr)
-    dialogue = Dialogue(model, tokenizer, Sampling(max_tokens, temperature, top_k, seed))
+    dialogue = Dialogue(model, tokenizer, Sampling(max_tokens, temperature, options.TOP_K, 0))
     if prompt is not None:
         for text in dialogue.answer(prompt):
             print(text, end="", flush=True)

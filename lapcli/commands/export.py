@@ -1,6 +1,5 @@
 """`lap export`: write a run's weights as a folder for another library."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +36,6 @@ def export(
         ),
     ] = None,
     runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
 ) -> None:
     """Export a run for transformers or timm, or as plain safetensors, and verify the folder."""
 
@@ -53,12 +51,9 @@ def export(
     written = export_run(chosen, to, out=out, checkpoint=checkpoint, dtype=dtype, verified=verify)
     record = written.record
     print(f"{chosen.path}, step {record['step']}, weights sha256 {record['weights_sha256']}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"folder": str(written.folder), **record}, indent=2))
-    else:
-        for check in written.checks:
-            state = "same" if check.holds else "DIFFERS"
-            print(f"{check.name:<26}{check.difference:>9.1e}  {state:<8} {check.note}")
-        print(f"written to {written.folder}" + ("" if written.checks else ", not verified"))
+    for check in written.checks:
+        state = "same" if check.holds else "DIFFERS"
+        print(f"{check.name:<26}{check.difference:>9.1e}  {state:<8} {check.note}")
+    print(f"written to {written.folder}" + ("" if written.checks else ", not verified"))
     if written.problem:
         raise LapError(f"{written.problem}; {written.folder} is marked as not verified")

@@ -1,6 +1,5 @@
 """`lap import`: import a checkpoint of nanochat as a finished run."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +28,6 @@ def import_(
         ),
     ] = None,
     runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
 ) -> None:
     """Import a nanochat checkpoint as a finished run: of late 2025, or of the author's fork."""
 
@@ -41,9 +39,6 @@ def import_(
 
     where = runs_dir or default_runs_dir()
     run, is_new = import_checkpoint(checkpoint.expanduser(), where, to, tokenizer=tokenizer)
-    if as_json:
-        print(json.dumps({"run": str(run.path), **run.info}, indent=2))
-        return
     model = run.recipe.model  # type: ignore[attr-defined]
     state = "is finished" if is_new else "was imported before"
     print(f"{run.path} {state}: step {run.info['step']:,}, weights sha256 {run.info['weights_sha256'][:16]}")

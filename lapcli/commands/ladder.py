@@ -61,6 +61,8 @@ def ladder(
     from lapcli.runtime.progress import LogConsole
 
     if validate:
+        if file or arms or target or budget or jobs or set_ or data or runs_dir or gpu or dry_run or nproc != "auto":
+            raise UsageError("--validate simulates ladders and reads none; leave the file and the other options out")
         _validate(as_json)
         return
     if file is None:

@@ -134,7 +134,7 @@ Checkpoint = Annotated[str, typer.Option("--checkpoint", help="last, best, or th
 Temperature = Annotated[
     float, typer.Option("--temperature", min=0, max=100, help="Sampling temperature; 0: always the likeliest token.")
 ]
-TopK = Annotated[int, typer.Option("--top-k", min=1, help="Sample from the K likeliest tokens.")]
+TOP_K = 50  # samples are drawn from the likeliest tokens
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from lapcli.commands import options
-from lapcli.commands.options import print_json
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.tables import facts
 
@@ -31,15 +30,12 @@ def recipes(
         ),
     ] = None,
     print_: Annotated[bool, typer.Option("--print", help="Print the files themselves.")] = False,
-    as_json: options.Json = False,
 ) -> None:
     """List the shipped recipes, which commands accept by name from any folder; or explain the keys of recipes."""
 
     from lapcli.recipe.reference import find_keys, nearest_key
     from lapcli.recipe.shipped import list_shipped
 
-    if print_ and as_json:
-        raise UsageError("--print gives the files and --json the list; leave one of them out")
     shipped = list_shipped()
     unknown = [name for name in patterns or [] if not any(fnmatch.fnmatchcase(recipe.name, name) for recipe in shipped)]
     keys = [find_keys(name) for name in unknown]
@@ -50,18 +46,18 @@ def recipes(
             )
             hint = f"did you mean {near}?" if near else "lap recipes lists all"
             raise UsageError(f"there is no shipped recipe and no key {name[:60]!r}; {hint}")
+    if keys and print_:
+        raise UsageError(f"--print is for recipes, and {unknown[0]} is a key; leave one of them out")
     if keys:
         found = [key for lines in keys for key in lines]
-        print_json([vars(key) for key in found]) if as_json else print("\n".join(map(str, found)))
+        print("\n".join(map(str, found)))
         return
     chosen = [
         recipe
         for recipe in shipped
         if not patterns or any(fnmatch.fnmatchcase(recipe.name, pattern) for pattern in patterns)
     ]
-    if as_json:
-        print_json([{**vars(recipe), "path": str(recipe.path)} for recipe in chosen])
-    elif print_:
+    if print_:
         for recipe in chosen:
             print(recipe.path.read_text(encoding="utf-8"), end="")
     else:

@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 
 _LONGEST = 48  # characters of a value beside another
+_UPDATE = 2.0  # seconds between two pictures of `watch`
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", autocompletion=options.run_names, help="Name or folder of a run.")
 ]
@@ -131,8 +132,6 @@ def diff(a: RunName, b: RunName, runs_dir: options.RunsDir = None, as_json: opti
 def watch(
     names: options.Runs = None,
     metric: Annotated[str, typer.Option("--metric", help="Metric to draw, by its name in metrics.jsonl.")] = "loss",
-    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two updates.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Draw once, and stop.")] = False,
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
@@ -147,18 +146,19 @@ def watch(
     told: dict[str, tuple[int, str]] = {}
     while True:
         seen = [read_watched_run(path, metric) for path in paths]
+        is_over = all(run.status != "running" for run in seen)
         if is_screen:
-            # Clears the screen and moves the cursor to its corner; with --once the picture stays in the scroll-back.
-            print(("" if once else "\x1b[2J\x1b[H") + screen(seen, metric), flush=True)
+            # Clears the screen and moves the cursor to its corner; the last picture stays in the scroll-back.
+            print(("" if is_over else "\x1b[2J\x1b[H") + screen(seen, metric), flush=True)
         for run in [] if is_screen else seen:
             if told.get(run.name) != (run.step, run.status):
                 told[run.name] = run.step, run.status
                 row = {"run": run.name, "step": run.step, "steps": run.steps, "status": run.status, **run.values}
                 print(json.dumps(row) if as_json else run.line(), flush=True)
-        if once or all(run.status != "running" for run in seen):
+        if is_over:
             return
         try:
-            time.sleep(every)
+            time.sleep(_UPDATE)
         except KeyboardInterrupt:  # ends only this command; the runs continue
             return
 
@@ -228,8 +228,7 @@ def prune(
     from lapcli.catalogue.housekeeping import plan_prunings, remove_checkpoints
     from lapcli.catalogue.listing import matching_runs
 
-    plans, left_out = plan_prunings(matching_runs(_folder(runs_dir), names or []), keep, yes, bool(names))
-    print("".join(wrapped_message(f"note: {note}") + "\n" for note in left_out), end="", file=sys.stderr)
+    plans = plan_prunings(matching_runs(_folder(runs_dir), names or []), keep, yes, bool(names))
     doomed = [plan for plan in plans if plan.removed]
     freed = size_text(sum(plan.bytes for plan in doomed))
     rows = [(p.run, f"remove steps {p.removed} ({size_text(p.bytes)}); keep {p.kept}") for p in doomed]

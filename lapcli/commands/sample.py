@@ -28,7 +28,6 @@ def sample(
     ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each prompt.")] = 1,
     temperature: options.Temperature = 0.8,
-    top_k: options.TopK = 50,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest sample, in tokens.")] = 128,
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     checkpoint: options.Checkpoint = "last",
@@ -74,7 +73,7 @@ def sample(
     is_chat = CHAT in OBJECTIVES[chosen.recipe.objective].gives
     # One row at a time, so that a sample is complete before the next begins.
     engine = Engine(model, tokenizer, batch=1, uses_tools=is_chat)
-    sampling = Sampling(max_tokens, temperature, top_k, seed)
+    sampling = Sampling(max_tokens, temperature, options.TOP_K, seed)
     for question in _prompts(prompt):
         texts = [""] * samples
         for number, text, is_last in dialogue.sample(engine, tokenizer, question, sampling, samples, is_chat=is_chat):

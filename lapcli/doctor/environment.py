@@ -1,30 +1,23 @@
-"""The machine around a run: GPU and driver, compiler, shared memory, locks, disk, hub."""
+"""The machine around a run: GPU and driver, compiler, locks, disk."""
 
 import fcntl
-import os
 import re
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 
 from lapcli.doctor.checks import Check, Finding, fails, passes, warns
-from lapcli.runtime.environment import cache_dir, hub_is_offline, runs_dir
+from lapcli.runtime.environment import cache_dir, runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.machine import check_compiler
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-SHARED_MEMORY = Path("/dev/shm")
-SECONDS_FOR_HUB = 5.0
-#: NCCL's buffers in shared memory per process: two channels in a ring and a tree, 9,637,888 bytes each.
-NCCL_BYTES = 4 * 9_637_888
 
 
 @dataclass(frozen=True)
@@ -68,24 +61,18 @@ def check_gpu(gpu: Gpu) -> Finding:
     return passes(f"{gpu.count} x {gpu.name}; {versions}", gpus=gpu.count)
 
 
-def check_compiling(device_type: str, check: Callable[[str], None] = check_compiler) -> Finding:
+def check_compiling(device_type: str) -> Finding:
     try:
-        check(device_type)
+        check_compiler(device_type)
     except UsageError as error:
         step = "follow this message" if device_type == "cuda" else "nothing: on the CPU no run compiles by default"
         return (fails if device_type == "cuda" else warns)(str(error), step)
     return passes("torch.compile finds what it needs")
 
 
-def check_shared_memory(free: int, processes: int) -> Finding:
-    needed = processes * NCCL_BYTES
-    text = f"{free / 1e9:.2f} GB free in {SHARED_MEMORY}; NCCL may need {needed / 1e9:.2f} GB"
-    return passes(text) if free >= needed else fails(text, "make it larger (docker run --shm-size=8g)")
-
-
-def check_disk(folder: Path, free: Callable[[Path], int] = lambda place: shutil.disk_usage(place).free) -> Finding:
+def check_disk(folder: Path) -> Finding:
     place = _existing(folder)
-    left = free(place)
+    left = shutil.disk_usage(place).free
     text = f"{left / 1e9:.1f} GB free in {place}"
     # A run of the 561M GPT keeps three checkpoints of 5.4 GB.
     step = "set LAP_RUNS to a larger disk; `lap plan` says what a run needs"
@@ -107,36 +94,18 @@ def check_locks(variable: str, folder: Path, lock: Callable[[Any, int], object] 
     return fails(f"{variable}: {place} grants one lock twice, so two processes would write the same run", step)
 
 
-def check_hub(is_offline: bool, address: str, connect: Callable[..., Any] = socket.create_connection) -> Finding:
-    """Open a TCP connection to the hub; send nothing."""
-    if is_offline:
-        return passes("offline, as HF_HUB_OFFLINE says: data and weights come from this machine")
-    parts = urlsplit(address)
-    try:
-        connect((parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)), SECONDS_FOR_HUB).close()
-    except OSError as error:
-        step = "set HF_HUB_OFFLINE=1, and name local files with --data, or fetch them elsewhere with `lap fetch`"
-        return warns(f"{parts.hostname} cannot be reached ({error})", step)
-    return passes(f"{parts.hostname} answers")
-
-
 def _existing(folder: Path) -> Path:
     """Return the folder, or the nearest existing one above it: a check creates none."""
     folder = folder.absolute()
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
-def environment_checks(gpu: Gpu, processes: int) -> list[Check]:
-    hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+def environment_checks(gpu: Gpu) -> list[Check]:
     named: dict[str, Callable[[], Finding]] = {
         "GPU": partial(check_gpu, gpu),
         "compiler": partial(check_compiling, "cuda" if gpu.count else "cpu"),
         "locks of runs": partial(check_locks, "LAP_RUNS", runs_dir()),
         "locks of the cache": partial(check_locks, "LAP_CACHE", cache_dir()),
         "disk": partial(check_disk, runs_dir()),
-        "hub": partial(check_hub, hub_is_offline(), hub),
     }
-    if SHARED_MEMORY.is_dir():
-        free = shutil.disk_usage(SHARED_MEMORY).free
-        named["shared memory"] = partial(check_shared_memory, free, processes)
     return [Check("environment", name, run) for name, run in named.items()]

@@ -29,7 +29,7 @@ def examine_machine(only: str | None = None, nproc: str = "auto") -> Iterator[Re
     with tempfile.TemporaryDirectory(prefix="lap-doctor-") as place:
         folder = Path(place)
         checks: list[Check] = [
-            *environment_checks(gpu, ranks),
+            *environment_checks(gpu),
             *kernel_checks(torch.device(device)),
             *training_checks(folder, torch.device(device).type),
             *process_checks(folder, ranks, exchange_on),

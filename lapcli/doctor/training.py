@@ -1,4 +1,4 @@
-"""Small trainings by the real `lap train` on this machine: killed and resumed, on several ranks, with one that raises.
+"""Small trainings by the real `lap train` on this machine: killed and resumed, and on several ranks.
 
 A GPT of two layers on a made-up text, in a temporary folder, with a checkpoint after every step.
 """
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes
 from lapcli.runtime.files import write_json
-from lapcli.runtime.ranks import joined_world
 from lapcli.runtime.signals import end_with_parent
 from lapcli.training.metrics import last_step_metrics, read_metrics
 
@@ -23,7 +22,6 @@ HANG = 900.0
 #: More steps than a run takes before it is found to have begun, so that it can be killed in between.
 STEPS, STEPS_TOGETHER = 100, 5
 MOST_DIFFERENCE = 0.01  # of losses in bf16, whose rounding depends on the number of processes
-PLANNED = "this rank was told to fail"
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "round", "and", "round", "it"]
 
 
@@ -117,17 +115,6 @@ def check_ranks(folder: Path, ranks: int, device: str) -> Finding:
     )
 
 
-def check_raise(folder: Path, ranks: int, device: str, hang: float = HANG) -> Finding:
-    """Check that an error of one rank ends the others, which wait for it, and that its message is seen."""
-    launcher = ["torch.distributed.run", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d"]
-    command = [*launcher, "--rdzv-endpoint=localhost:0", "-m", "lapcli.doctor.training", device]
-    training = Training(folder, "raising", command)
-    failure = training.failure(hang)
-    if failure and PLANNED in training.output() and training.process.returncode > 0:
-        return passes(f"an error of one of {ranks} ranks ends all of them")
-    return fails(f"an error of one rank does not end the others: {failure or 'they finished'}", REPORT)
-
-
 def training_checks(folder: Path, device: str) -> list[Check]:
     if device == "mps":  # Apple GPUs have no deterministic algorithms
         return []
@@ -135,20 +122,4 @@ def training_checks(folder: Path, device: str) -> list[Check]:
 
 
 def process_checks(folder: Path, ranks: int, device: str) -> list[Check]:
-    return [
-        Check("processes", "as one process", partial(check_ranks, folder, ranks, device)),
-        Check("processes", "a rank that raises", partial(check_raise, folder, ranks, device)),
-    ]
-
-
-def _fail_on_the_last_rank(device: str) -> None:
-    end_with_parent(os.getppid(), signal.SIGKILL)
-    with joined_world(device) as world:
-        world.barrier()  # all are connected
-        if world.rank == world.size - 1:
-            raise RuntimeError(PLANNED)
-        world.barrier()
-
-
-if __name__ == "__main__":
-    _fail_on_the_last_rank(sys.argv[1])
+    return [Check("processes", "as one process", partial(check_ranks, folder, ranks, device))]

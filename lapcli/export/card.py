@@ -16,7 +16,6 @@ from lapcli.recipe import recipe_to_dict
 from lapcli.result_rows import results
 from lapcli.runs import Run
 from lapcli.runtime.files import write_text
-from lapcli.same_recipe import paper_differences
 from lapcli.training.metrics import read_metrics
 
 CARD = "README.md"
@@ -31,7 +30,6 @@ def write_card(exported: ExportedModel, record: Mapping[str, Any], folder: Path)
     needs_code = "auto_map" in config or str(config.get("architecture", "")).startswith("lap_")
     scores = _scores(run, str(record["weights_sha256"]))
     recipe = _without_paths(recipe_to_dict(run.recipe))
-    paper = run.recipe.paper_recipe()
     card = ModelCard.from_template(
         _card_data(exported, to, scores, needs_code),
         template_path=str(Path(__file__).with_name("card.md.j2")),
@@ -46,10 +44,7 @@ def write_card(exported: ExportedModel, record: Mapping[str, Any], folder: Path)
         image_size=loaded.image_size,
         scores=scores,
         training=_training(run, record),
-        paper=paper or "",
-        differences=_without_paths(paper_differences(run) or []),
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
-        shown=_shown,
     )
     write_text(folder / CARD, str(card) + "\n")
 
@@ -118,11 +113,6 @@ def _without_paths(value: Any) -> Any:
         return [_without_paths(inner) for inner in value]
     is_path = isinstance(value, str) and value.removeprefix("run:").startswith(("/", "~"))
     return Path(value).name if is_path else value
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _hub_sets(value: Any) -> Iterator[str]:

@@ -49,25 +49,13 @@ def _hf(folder: Path, inputs: dict[str, Tensor], settings: dict[str, Any]) -> tu
     for row, prompt in enumerate(prompts):
         tensors[f"padded_{row}"] = logits_of_padded[row, longest - len(prompt) :].clone()
     options = {"max_new_tokens": settings["new_tokens"], "do_sample": False}
-    first = {"input_ids": prompts[0][None], "attention_mask": torch.ones_like(prompts[0])[None]}
-    ways: dict[str, dict[str, Any]] = {
-        "no cache": {"use_cache": False},
-        "dynamic cache": {},
-        # Its buffer is longer than the text, so that its last values are not those of the current tokens.
-        "static cache": {"cache_implementation": "static"},
-    }
-    greedy = {
-        f"greedy, {name}": [_new(model.generate(**first, **options, **way)[0], len(prompts[0]), model)]
-        for name, way in ways.items()
-    }
     batch = model.generate(input_ids=padded, attention_mask=mask, **options)
-    greedy["greedy, padded batch"] = [_new(row, longest, model) for row in batch]
-    template = [
-        tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=asks, return_dict=True)["input_ids"]
-        for turns, asks in settings["conversations"]
-    ]
-    texts = [tokenizer(text)["input_ids"] for text in settings["texts"]]
-    return tensors, {"greedy": greedy, "template": template, "texts": texts, "class": type(model).__name__}
+    greedy = [_new(row, longest, model) for row in batch]
+    asked = [{"role": "user", "content": settings["question"]}]
+    template = tokenizer.apply_chat_template(asked, tokenize=True, add_generation_prompt=True, return_dict=True)
+    text = tokenizer(settings["question"])["input_ids"]
+    facts = {"greedy": greedy, "template": template["input_ids"], "text": text, "class": type(model).__name__}
+    return tensors, facts
 
 
 def _new(row: Tensor, prompt: int, model: Any) -> list[int]:

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lapcli.data.chat.conversation import conversation, render, render_prompt
+from lapcli.data.chat.conversation import question_and_answer, render_prompt
 from lapcli.export.weights import DTYPES, ExportedModel
 from lapcli.generation.engine import generate
 from lapcli.heads.plan import head_plan
@@ -31,33 +31,7 @@ from lapcli.runtime.errors import LapError
 TOLERANCE = 1e-4
 LIBRARIES = {"hf": "transformers", "timm": "timm", "safetensors": "safetensors"}
 NEW_TOKENS = 16
-CONVERSATIONS: list[tuple[list[dict[str, Any]], bool]] = [
-    ([{"role": "user", "content": "What is 3 + 4?"}], True),
-    (
-        [
-            {"role": "system", "content": "Answer briefly."},
-            {"role": "user", "content": " Two  spaces and a line\nbreak "},
-            {"role": "assistant", "content": "Yes."},
-            {"role": "user", "content": "And now?"},
-        ],
-        True,
-    ),
-    (
-        [
-            {"role": "user", "content": "12 * 3?"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "text", "text": "It is "},
-                    {"type": "python", "text": "12*3"},
-                    {"type": "python_output", "text": "36"},
-                ],
-            },
-        ],
-        False,
-    ),
-]
-TEXTS = ["The following are questions.", "Zwölf  Boxkämpfer\r\n\t1234 it's"]
+QUESTION = "Zwölf  Boxkämpfer\r\n\t1234: what is 3 + 4?"
 
 
 @dataclass(frozen=True)
@@ -112,7 +86,7 @@ def _verify_hf(exported: ExportedModel, folder: Path) -> list[Comparison]:
     tokens = torch.randint(model.config.vocab, (4, min(32, context)), generator=generator)
     lengths = [longest, longest // 2, max(longest // 4, 1), longest - 1]
     prompts = torch.randint(model.config.vocab - 9, (4, longest), generator=generator)  # no special tokens
-    settings = {"lengths": lengths, "new_tokens": NEW_TOKENS, "conversations": CONVERSATIONS, "texts": TEXTS}
+    settings = {"lengths": lengths, "new_tokens": NEW_TOKENS, "question": QUESTION}
     outputs, facts = _reload("hf", folder, {"tokens": tokens, "prompts": prompts}, settings)
     rows = [row[:length] for row, length in zip(prompts, lengths, strict=True)]
     padded = max(_difference(outputs[f"padded_{n}"], model(row[None])[0]) for n, row in enumerate(rows))
@@ -121,23 +95,17 @@ def _verify_hf(exported: ExportedModel, folder: Path) -> list[Comparison]:
         Comparison("logits of a padded batch", padded),
     ]
     ends = {tokenizer.special(name) for name in ("<|assistant_end|>", "<|bos|>")}
-    for name, texts in facts["greedy"].items():
-        # Not strict: only the padded batch has a text for every row, the others have one.
-        pairs = [(row.tolist(), text) for row, text in zip(rows, texts, strict=False)]
-        checks.append(max((_greedy(model, *pair, ends, name) for pair in pairs), key=lambda check: check.difference))
-    expected = [(render_prompt if asks else _render)(conversation(turns), tokenizer) for turns, asks in CONVERSATIONS]
-    plain = [[tokenizer.bos, *tokenizer.encode(text)] for text in TEXTS]
-    checks.append(Comparison("chat template", float(facts["template"] != expected), f"{len(expected)} conversations"))
-    checks.append(Comparison("tokenizer", float(facts["texts"] != plain), f"{len(plain)} texts"))
+    greedy = [_greedy(model, row.tolist(), text, ends) for row, text in zip(rows, facts["greedy"], strict=True)]
+    question = question_and_answer(QUESTION)[:1]
+    checks.append(max(greedy, key=lambda check: check.difference))
+    checks.append(Comparison("chat template", float(facts["template"] != render_prompt(question, tokenizer))))
+    checks.append(Comparison("tokenizer", float(facts["text"] != [tokenizer.bos, *tokenizer.encode(QUESTION)])))
     return checks
 
 
-def _render(turns: Any, tokenizer: Any) -> list[int]:
-    return render(turns, tokenizer).ids.tolist()
-
-
-def _greedy(model: GPT, prompt: list[int], tokens: list[int], ends: set[int], name: str) -> Comparison:
+def _greedy(model: GPT, prompt: list[int], tokens: list[int], ends: set[int]) -> Comparison:
     """Compare greedy tokens up to the first one that ends an answer."""
+    name = "greedy, padded batch"
     expected = generate(model, prompt, NEW_TOKENS)
     stop = next((n + 1 for n, token in enumerate(expected) if token in ends), len(expected))
     expected = expected[:stop]

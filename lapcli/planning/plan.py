@@ -43,7 +43,6 @@ MFU = {"language_model": 0.4, "chat": 0.4, "classification": 0.33, "self_supervi
 OTHER_MFU = 0.3
 #: Tracing an operation takes a tenth of a millisecond. Only a loss with many chunks has more operations than this.
 MOST_OPERATIONS, FEW_OPERATIONS = 30_000, 6000
-COMPILED_NOTE = "assumes that compiled code keeps as much for the backward as uncompiled code does"
 
 
 def plan_training(
@@ -296,11 +295,14 @@ class TrainingPlan:
             *self._heads(),
             ("steps", self._steps()),
             ("batch", self._batch()),
-            ("learning rate", _rates(self.learning_rates)),
+            ("learning rate", ", ".join(f"{rate:.6g} {group}" for group, rate in self.learning_rates.items())),
             ("FLOPs", flops + ("" if self.flops is None else f", {self.flops:.3e} in all")),
             ("memory", self._memory()),
             ("disk", f"{gigabytes(self.disk_bytes)} for checkpoints of {gigabytes(self.checkpoint_bytes)}"),
-            *self._reading(),
+            (
+                "cores",
+                f"{self.reading_cores:,} decode images as fast as the devices train" if self.reading_cores else "",
+            ),
             *self._communicating(),
             ("time", self._time()),
             ("data", self.facts.data),
@@ -338,8 +340,7 @@ class TrainingPlan:
     def _memory(self) -> str:
         total = f"{gigabytes(self.memory_total)} a process, estimated, in {self.precision}"
         parts = ", ".join(f"{part} {gigabytes(size)}" for part, size in self.memory.items())
-        lines = [f"{total}; peak in the {self.memory_peak_in}", parts, self._fit()]
-        return "\n".join([*lines, COMPILED_NOTE] if self._policy.compiles else lines)
+        return "\n".join([f"{total}; peak in the {self.memory_peak_in}", parts, self._fit()])
 
     def _fit(self) -> str:
         if self.memory_limit is None:
@@ -353,13 +354,6 @@ class TrainingPlan:
         if not fits:
             return f"does not fit into {limit}, whatever micro_batch, shard and recompute are; use more or larger GPUs"
         return f"does not fit into {limit}; {' or '.join(fits)} does"
-
-    def _reading(self) -> list[tuple[str, str]]:
-        if self.reading_cores is None:
-            return []
-        each = f"{1 / self.facts.read_seconds:,.0f} {self.facts.example} a second and core"
-        text = f"{self.reading_cores:,} cores keep up with the devices, at {each}; with fewer the loader is the limit"
-        return [("reading", text)]
 
     def _communicating(self) -> list[tuple[str, str]]:
         if not self.communication_bytes:
@@ -387,14 +381,6 @@ def _keeps_gradients(batches: BatchPlan) -> bool:
 
 def _bytes(tensors: Any) -> int:
     return sum(x.numel() * x.element_size() for x in tensors)
-
-
-def _rates(rates: dict[str, float]) -> str:
-    """Format a line for each rate; groups that differ only in their weight decay are named once."""
-    names: dict[float, dict[str, None]] = {}
-    for group, rate in rates.items():
-        names.setdefault(rate, {})[group.removesuffix(", no decay")] = None
-    return "\n".join(f"{rate:.6g} {', '.join(groups)}" for rate, groups in names.items())
 
 
 def gigabytes(count: int) -> str:

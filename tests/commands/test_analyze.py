@@ -113,13 +113,6 @@ def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, mo
     assert {"mix_alpha", "exclusive_gate"} <= learnt
 
 
-def test_a_run_keeps_its_own_and_the_newest_is_the_default(runs, capsys):
-    out = analyzed(capsys, runs, "cossim", "--limit", "10")
-    assert "dino_2L" in out
-    assert str(runs / "dino_2L" / "analysis") in out
-    check_files(runs / "dino_2L" / "analysis" / "limit-10", "cossim")
-
-
 @pytest.mark.parametrize(
     "options",
     [["--limit", "7"], ["--split", "train"], ["--tokens", "class"]],
@@ -143,13 +136,6 @@ def reported(runs):
 
 def numbers(capsys, runs, *arguments):
     return json.loads(analyzed(capsys, runs, *arguments, "--json"))
-
-
-def test_an_untrained_model_stands_beside_the_trained(runs, capsys, tmp_path):
-    told = numbers(capsys, runs, "cossim", "--run", "vit_4L", "--init", "--limit", "10", "--out", str(tmp_path))
-    assert [run["weights"] for run in told["runs"]] == ["trained", "untrained"]
-    assert told["runs"][1]["weights_sha256"] is None
-    assert told["runs"][0]["layers"][0]["cosine_similarity"] != told["runs"][1]["layers"][0]["cosine_similarity"]
 
 
 def test_a_stock_timm_model(runs, capsys, tmp_path):

@@ -86,15 +86,3 @@ def test_a_plain_folder_is_evaluated_on_as_a_whole_and_a_limit_is_spread_over_it
         shutil.copy(folder / str(label) / f"{number}.png", tmp_path / "some" / str(label))
     alone = json.loads(evaluated(trained, "--data", str(tmp_path / "some"), "--json").stdout)["tasks"]
     assert [some[task]["value"] for task in some] == [alone[task]["value"] for task in alone]
-
-
-def test_wrong_use_is_one_sentence(trained):
-    for arguments, message in (
-        (("--tasks", "topp"), "there are top1, top5"),
-        (("--run", "nothing"), "there is no run nothing"),
-        (("--checkpoint", "7"), "there are last, best and the kept steps"),
-    ):
-        result = lap("eval", "--runs-dir", str(trained), *arguments)
-        assert result.returncode == 2
-        assert message in result.stderr
-        assert "Traceback" not in result.stderr

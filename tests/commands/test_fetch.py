@@ -6,7 +6,7 @@ import typer
 from typer.testing import CliRunner
 
 from lapcli.commands.fetch import EXAMPLES, fetch
-from lapcli.runtime.errors import DataError, UsageError
+from lapcli.runtime.errors import UsageError
 
 RECIPE = """
 objective: language_model
@@ -44,34 +44,11 @@ def test_it_prints_sizes(recipe, tmp_path):
     assert str(tmp_path / "cache") in rows["folder"]
 
 
-def test_json_is_data_and_overrides_count(recipe):
-    facts = json.loads(run(recipe, "--json", "--set", "tokenizer.vocab=266", "--set", "data.crop=5").stdout)
-    assert facts["vocab"] == 266
-    assert facts["documents"] == 40
-    assert facts["train_tokens"] > 0
-    assert facts["bytes_on_disk"] > 2 * facts["train_tokens"]
-    assert len(facts["identity"]) == 64
-    assert json.loads(run(recipe, "--json").stdout)["identity"] != facts["identity"]
-
-
 def test_local_files_instead_of_the_recipes(recipe, tmp_path):
     recipe.write_text(RECIPE.replace("{train: TRAIN}", "{train: 'hub:a/b', revision: v1, files: [a.jsonl, b.jsonl]}"))
     facts = json.loads(run(recipe, "--json", "--data", tmp_path / "text").stdout)
     assert facts["source_files"] == 2
     assert facts["documents"] == 40
-
-
-def test_errors_are_ours(recipe, tmp_path):
-    assert isinstance(run(recipe, "--data", tmp_path / "nowhere").exception, DataError)
-    assert isinstance(run(recipe, "--set", "data.column=body").exception, DataError)
-    assert isinstance(run(recipe, "--set", "data.colum=body").exception, UsageError)
-    assert isinstance(run(tmp_path / "none.yaml").exception, UsageError)
-
-
-def test_help_ends_with_examples():
-    done = run("-h")
-    assert done.exit_code == 0
-    assert "lap fetch recipes/gpt561m.yaml" in done.stdout.split("Examples:")[1]
 
 
 def test_parts_of_array_jobs_make_what_one_process_makes(recipe, tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from report_support import write_run
 from support import ROOT, run_main, start_process
 
 
@@ -92,46 +91,3 @@ def test_rm_asks_at_a_terminal(answer, code, runs):
     assert f"Remove {runs / 'quickstart'}" in err
     assert "quickstart-midtrain started from quickstart." in err
     assert (runs / "quickstart").exists() == (code != 0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["list", "nothing*"], "nothing*"),
-        (["diff", "quickstart", "quickstart-stf"], "quickstart-sft"),
-        (["rename", "quickstart-sft", "quickstart"], "quickstart"),
-        (["rename", "quickstart", "other"], "quickstart-midtrain"),
-        (["prune", "--keep", "0", "--yes"], "--keep"),
-    ],
-)
-def test_mistakes_are_one_message(arguments, named, kept, capsys):
-    code, out, err = run_main(capsys, "runs", *arguments)
-    assert (code, out) == (2, "")
-    assert named in err
-    assert "Traceback" not in err
-
-
-def test_no_runs_at_all(tmp_path, capsys):
-    code, out, err = run_main(capsys, "runs", "--runs-dir", str(tmp_path))
-    assert (code, out) == (0, "")
-    assert "lap train quickstart" in err
-    assert json.loads(run_main(capsys, "runs", "--runs-dir", str(tmp_path), "--json")[1]) == []
-
-
-@pytest.mark.parametrize(
-    ("heads", "operators", "shown"),
-    [
-        (2, None, "2 Laplacian"),
-        ([0, 1, 2, 4], None, "[0, 1, 2, 4] Laplacian"),
-        ("linear(0, 4)", None, "linear(0, 4) Laplacian"),
-        (0, {"laplacian": 1, "exclusive": 2}, "1 laplacian, 2 exclusive"),
-    ],
-)
-def test_every_form_of_a_head_plan_is_listed_and_shown(heads, operators, shown, tmp_path, capsys):
-    write_run(tmp_path, "run", heads=heads, change=[f"model.operators={json.dumps(operators)}"])
-    code, out, err = run_main(capsys, "runs", "list", "--runs-dir", str(tmp_path))
-    assert (code, err) == (0, "")
-    assert shown.removesuffix(" Laplacian") in out
-    code, out, err = run_main(capsys, "runs", "show", "run", "--runs-dir", str(tmp_path))
-    assert (code, err) == (0, "")
-    assert out.splitlines()[1].split(maxsplit=1) == ["heads", shown]

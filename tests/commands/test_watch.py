@@ -54,15 +54,8 @@ def test_a_line_for_each_change_without_a_terminal(runs, capsys):
     assert {row["run"]: row["loss"] for row in rows} == {"falls": 1.0, "rises": 19.0}
 
 
-def test_the_last_validation_is_shown_however_many_steps_ago(runs, capsys):
-    lines = [{"step": 0, "validation_loss": 5.5}, {"step": 1, "loss": 4.0}, {"step": 1, "validation_loss": 3.25}]
-    lines += [{"step": step, "loss": 1000.0 - step} for step in range(2, 999)]
-    (runs / "falls" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_watched_run(runs / "falls", "loss").values == {"loss": 2.0, "validation_loss": 3.25}
-    assert "validation_loss 3.25" in run_main(capsys, "runs", "watch", "falls")[1]
-
-
-def test_it_goes_on_while_a_run_is_being_trained(runs, capsys):
+def test_it_goes_on_while_a_run_is_being_trained(runs, capsys, monkeypatch):
+    monkeypatch.setattr("lapcli.commands.runs._UPDATE", 0.1)
     run = open_run(runs, "going", tiny_recipe(runs / "text.txt"))
     run.metrics.write_text('{"step": 1, "loss": 3.0}\n')
 
@@ -74,7 +67,7 @@ def test_it_goes_on_while_a_run_is_being_trained(runs, capsys):
 
     trainer = threading.Thread(target=train)
     trainer.start()
-    code, out, _ = run_main(capsys, "runs", "watch", "--every", "0.1")  # without a name: the one that is being trained
+    code, out, _ = run_main(capsys, "runs", "watch")  # without a name: the one that is being trained
     trainer.join()
     assert code == 0
     assert all(line.startswith("going  step ") for line in out.splitlines())
@@ -95,7 +88,7 @@ def test_the_screen(names, shown, runs):
             write_run(runs, name, [3.0, 2.0])
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "60", "LINES": "24", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "lapcli", "runs", "watch", *names, "--once"]
+    command = [sys.executable, "-m", "lapcli", "runs", "watch", *names]
     done = start_process(command, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     text = b""
@@ -110,24 +103,3 @@ def test_the_screen(names, shown, runs):
     lines = text.decode().replace("\r", "").splitlines()
     assert max(map(len, lines)) <= 60
     assert any(line.startswith(shown) for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["fals"], "did you mean falls?"),
-        (["falls", "--metric", "los"], "did you mean loss?"),
-        (["falls", "--metric", "zzz"], "known: loss, lr"),
-        (["--every", "0"], "--every"),
-        (["--metrik", "loss"], "--metric"),
-    ],
-)
-def test_mistakes_are_one_sentence(arguments, said, runs, capsys):
-    code, out, err = run_main(capsys, "runs", "watch", *arguments)
-    assert (code, out) == (2, "")
-    assert said in err
-
-
-def test_no_runs(tmp_path, capsys):
-    code, _, err = run_main(capsys, "runs", "watch", "--runs-dir", str(tmp_path))
-    assert (code, "there are no runs" in err) == (2, True)

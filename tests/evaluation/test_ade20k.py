@@ -9,7 +9,6 @@ from lapcli.evaluation import ade20k
 from lapcli.evaluation.ade20k import (
     IGNORED,
     SceneReader,
-    choose_crop,
     open_ade20k,
 )
 from lapcli.runtime.errors import DataError
@@ -86,20 +85,3 @@ def test_labels_stay_with_their_pixels(scenes, monkeypatch):
         assert image.shape == (32, 32, 3)
         for value in np.unique(classes):
             assert (image[classes == value] == colour[int(value)]).all()
-
-
-def test_one_class_is_avoided_where_it_can_be():
-    """A quarter of the map is mixed: of crops drawn blindly most would show one class alone."""
-    labels = np.zeros((40, 40), dtype=np.uint8)
-    labels[28:, 28:] = np.random.default_rng(0).integers(1, 6, size=(12, 12))
-    mixed = 0
-    for _ in range(60):
-        window = choose_crop(labels, 12)
-        assert labels[window].shape == (12, 12)
-        shares = np.bincount(labels[window].reshape(-1)) / 144
-        mixed += shares.max() <= 0.75
-    blind = np.mean(
-        [np.bincount(labels[y : y + 12, x : x + 12].reshape(-1)).max() <= 108 for y in range(29) for x in range(29)]
-    )
-    assert blind < 0.3
-    assert mixed / 60 > 2 * blind

@@ -14,7 +14,6 @@ from lapcli.evaluation.features import (
     SharedBatches,
     all_features,
     class_token,
-    evenly_spaced,
 )
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.vit import build_vit
@@ -96,11 +95,3 @@ def test_a_steps_images_are_the_same_however_they_are_shared_out(digits):
         for place, (image, label) in mine.items():
             assert torch.equal(image, theirs[place][0])
             assert label == theirs[place][1] == labels[place]
-
-
-def test_a_limit_is_spread_evenly():
-    assert evenly_spaced(10, None) is None
-    assert evenly_spaced(10, 10) is None
-    assert evenly_spaced(11, 3) == [0, 5, 10]
-    assert evenly_spaced(100, 1) == [0]
-    assert len(set(evenly_spaced(1000, 999))) == 999

@@ -1,13 +1,12 @@
 """The ADE20K head against plain autograd, windows and resizing against dense computations, and what it learns."""
 
 import copy
-import math
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from probe_support import Colours, alone, one_of
+from probe_support import Colours, alone
 from scene_support import write_scenes
 from sklearn.metrics import confusion_matrix as sklearns
 from sklearn.metrics import jaccard_score
@@ -21,7 +20,6 @@ from lapcli.evaluation.segmentation import (
     learning_rate,
     mean_iou,
     slide,
-    starts,
 )
 from lapcli.evaluation.settings import Ade20kProtocol
 
@@ -31,13 +29,6 @@ SMALL = Ade20kProtocol(window=16, batch=4, steps=40, lr=0.05, scale=[1.0, 1.0], 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return open_ade20k(str(write_scenes(tmp_path_factory.mktemp("scenes") / "ade", 8, 4, size=(32, 20))))
-
-
-def test_windows_by_hand():
-    assert starts(512, 512, 341) == [0]
-    assert starts(683, 512, 341) == [0, 171]  # one more, moved back to the edge
-    assert starts(853, 512, 341) == [0, 341]
-    assert starts(854, 512, 341) == [0, 341, 342]
 
 
 def test_sliding_a_function_of_single_pixels_changes_nothing():
@@ -105,28 +96,6 @@ def test_the_head_starts_as_the_protocol_says_and_drops_whole_channels():
     assert torch.equal(first, first[:, :, :1, :1].expand_as(first))
     assert first.unique().tolist() == pytest.approx([0.0, 1 / 0.9])
     assert (first == 0).float().mean().item() == pytest.approx(0.1, abs=0.02)
-
-
-def test_processes_share_the_images_and_change_nothing(data):
-    """What each of two processes would add is added up by hand: the same patches and the same counts as one's."""
-    whole = Segmentation(Colours(), data, SMALL, alone(batch=4)).measure()
-    parts = []
-    for rank in range(2):
-        parts.append(Segmentation(Colours(), data, SMALL, one_of(rank, 2, batch=4)).measure())
-    assert (parts[0] + parts[1] == whole).all()
-    assert parts[0].any()
-    assert parts[1].any()
-
-
-def test_a_real_scene(test_data):
-    """Windows of a real photograph, and its own label map's size: every labelled pixel is counted once."""
-    data = open_ade20k(str(test_data / "ade20k_subset"))
-    task = Segmentation(Colours(patch=16), data, Ade20kProtocol(window=64, batch=2), alone(batch=8))
-    _, labels = data.validation.scene(3)
-    confusion = task._confusion(data.validation, 3)
-    assert int(confusion.sum()) == int((labels != IGNORED).sum())
-    assert (confusion.sum(dim=1).numpy() == np.bincount(labels[labels != IGNORED], minlength=CLASSES)).all()
-    assert math.isfinite(task.step(0))
 
 
 def test_a_class_that_is_only_predicted_counts_as_missed():

@@ -61,17 +61,17 @@ def test_killed_twice_stopped_once_and_finished(tmp_path, shared_cache):
         assert json.loads((runs / cell.name / "run.json").read_text())["weights_sha256"] == alone.info["weights_sha256"]
 
 
-def test_a_failing_cell_is_shown_and_stops_no_other(tmp_path, shared_cache):
+def test_a_failing_cell_is_shown_and_stops_no_other(tmp_path, capsys):
     recipe = write_recipe(tmp_path)
     runs = tmp_path / "runs"
     missing, there = tmp_path / "no.txt", tmp_path / "text.txt"
     over = ["--over", f"data.train={missing},{there}"]
-    result = lap("sweep", str(recipe), *over, "--runs-dir", str(runs), "--json", cache=shared_cache)
-    assert result.returncode == 1
-    failed, finished = json.loads(result.stdout)["cells"]
+    code, out, err = run_main(capsys, "sweep", str(recipe), *over, "--runs-dir", str(runs), "--json")
+    assert code == 1
+    failed, finished = json.loads(out)["cells"]
     assert (failed["state"], finished["state"]) == ("failed", "finished")
     assert str(missing) in failed["reason"]
-    assert "Traceback" not in result.stderr
+    assert "Traceback" not in err
     assert finished["validation"]["validation_loss"] > 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from search_support import infos, quick_recipe, search_of, start_search, trained_steps
-from support import lap
+from support import run_main
 
 from lapcli.experiments.search import verdict
 from lapcli.recipe import load_recipe
@@ -149,16 +149,15 @@ def test_killed_stopped_and_finished_it_is_the_search_that_nobody_disturbed(tmp_
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path, shared_cache):
+def test_the_command(tmp_path, capsys):
     recipe = quick_recipe(tmp_path, train={"steps": 2}, validation={"every": 2, "prompts": []})
-    arguments = ["search", str(recipe), "--over", f"{HEADS}={{linear: [0, 4]}}", "--trials", "1", "--confirm", "1"]
-    arguments += ["--name", "s", "--runs-dir", str(tmp_path / "runs")]
-    done = lap(*arguments, cache=shared_cache)
-    assert done.returncode == 0, done.stderr
-    assert "Not confirmed" in done.stdout
+    words = ["search", str(recipe), "--over", f"{HEADS}={{linear: [0, 4]}}", "--trials", "1", "--confirm", "0"]
+    words += ["--name", "s", "--runs-dir", str(tmp_path / "runs")]
+    code, out, err = run_main(capsys, *words)
+    assert code == 0, err
+    assert "Not confirmed" in out
     folder = tmp_path / "runs" / "s.search"
     assert load_recipe(folder / "winner.yaml").model.laplacian_heads.startswith("linear(")
-    again = lap(*arguments, "--json", cache=shared_cache)
-    assert again.returncode == 0, again.stderr
-    assert "training" not in again.stderr
-    assert {trial["state"] for trial in json.loads(again.stdout)["trials"]} == {"finished"}
+    code, out, err = run_main(capsys, *words, "--json")
+    assert (code, "training" in err) == (0, False), err
+    assert {trial["state"] for trial in json.loads(out)["trials"]} == {"finished"}

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lapcli.data.file_formats import read_rows
 from lapcli.evaluation.benchmarks.benchmark import pass_at
 from lapcli.evaluation.benchmarks.humaneval import answered_program
 from lapcli.evaluation.benchmarks.numbers import final_number
@@ -23,31 +22,16 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one(passed, data):
     [
         ("so it is 5.\n#### 1,234", "1234"),
         ("#### -7 and #### 8", "-7"),  # the first one counts
-        ("#### 3.14", "3.14"),
-        ("#### .5", ".5"),
         ("#### 42, as asked", "42"),
-        ("#### Answer\n#### 42", "42"),
         ("#### 42.", "42."),  # which is not the reference's 42
         ("####42", None),
         ("#### $42", None),
-        ("####\n42", None),
-        ("### 42", None),
-        ("$42", None),
         ("ten", None),
     ],
 )
 def test_the_number_after_the_marks(text, number):
     """As nanochat reads it: a space after the marks, then digits, points and commas."""
     assert final_number(text) == number
-
-
-def test_the_numbers_of_the_real_references(test_data):
-    """Each is what stands after the last mark, without commas."""
-    rows = [row for path in sorted((test_data / "gsm8k").iterdir()) for row in read_rows(path)]
-    assert len(rows) >= 1319
-    for row in rows:
-        written = row["answer"].split("####")[1].strip()
-        assert final_number(row["answer"]) == written.replace(",", "")
 
 
 PROMPT = "import math\nfrom typing import List\n\n\ndef area(r):\n    import os\n    '''Area.'''\n"
@@ -61,8 +45,6 @@ AREA = "def area(r):\n    return math.pi * r * r\n"
         f"```\n{AREA}```",
         f"\n{AREA}",
         f"It's as follows: ```python\n{AREA}```",
-        f"```python  \n{AREA}```",
-        f"``` \t\n{AREA}```",
     ],
 )
 def test_a_program_is_the_first_block_with_the_imports_of_the_prompt(answer):
@@ -78,16 +60,12 @@ def test_a_program_is_the_first_block_with_the_imports_of_the_prompt(answer):
     "answer",
     [
         "",
-        "```python\n```",
-        "```python",
         "I cannot do it.",
         "```python\ndef area(r):\n    return 0\n```\n```python\ndef area(r):\n    return math.pi * r * r\n```",
         "    return math.pi * r * r\n",
         # nanochat does not find these blocks, and runs the whole answer.
         f"```Python\n{AREA}```",
-        f"```py\n{AREA}```",
         f"```python\n{AREA}",
-        f"```python\n{AREA.rstrip()}```",
         f"```bash\npip install nothing\n```\nand\n```python\n{AREA}```",
     ],
 )

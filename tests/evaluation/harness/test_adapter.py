@@ -122,32 +122,6 @@ def test_letters_that_are_not_tokens_are_an_error():
         oracle(None, small).loglikelihood(likelihood("Question", " A", " B"))
 
 
-def test_text_beyond_the_context_loses_its_beginning_as_in_lm_eval():
-    tokenizer = tiny_tokenizer()
-    lm = oracle(lambda item: [[0.0, True] for question in item for _ in question.continuations], tokenizer, 16)
-    text = "water plant light stone metal cloud heat energy animal river " * 3
-    lm.loglikelihood(likelihood(text.strip(), " water", " water plant light stone metal"))
-    (item,) = lm.asked
-    whole = [tokenizer.bos, *tokenizer.encode(text.strip())]
-    for question, answer in zip(item, (" water", " water plant light stone metal"), strict=True):
-        (continuation,) = question.continuations
-        assert list(continuation) == tokenizer.encode(answer)
-        # lm-eval: the last 16 + 1 tokens of both together, of which the last is only predicted.
-        assert list(question.context) == [*whole, *continuation][-17 : -len(continuation)]
-    assert lm.truncated == 1
-
-
-def test_rolling_predicts_every_token_once():
-    tokenizer = tiny_tokenizer()
-    lm = oracle(lambda item: [[-1.0 * len(c), False] for q in item for c in q.continuations], tokenizer, 16)
-    text = "water plant light stone metal cloud heat " * 5
-    (found,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
-    assert found == -len(tokenizer.encode(text))
-    (item,) = lm.asked
-    assert [token for question in item for token in question.continuations[0]] == tokenizer.encode(text)
-    assert item[0].context == (tokenizer.bos,)
-
-
 def generation(context, samples=1, **settings):
     request = Instance("generate_until", {}, (context, settings), 0, ("task", 0, samples))
     return [request] * samples

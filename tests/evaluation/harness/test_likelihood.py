@@ -52,27 +52,6 @@ def test_the_host_does_not_wait_for_each_position() -> None:
     assert waits[0] == waits[1]
 
 
-def test_letters_cost_one_row_and_one_position_a_question():
-    model = tiny_model(VOCAB)
-    letters = ((1,), (2,), (3,), (4,))
-    questions = [Question(tuple(range(5, 5 + length)), letters) for length in (9, 4, 7)]
-    seen = {"tokens": 0, "positions": 0}
-    hidden, logits = model.hidden, model.logits
-
-    def counting_hidden(tokens_BT, cache=None):
-        seen["tokens"] += tokens_BT.numel()
-        assert cache is None, "letters need no mask"
-        return hidden(tokens_BT, cache)
-
-    def counting_logits(x):
-        seen["positions"] += x.shape[0]
-        return logits(x)
-
-    model.hidden, model.logits = counting_hidden, counting_logits
-    assert len(list(score(model, questions, 8))) == 3
-    assert seen == {"tokens": 27, "positions": 3}
-
-
 @pytest.mark.parametrize("continuations", [((1,), (2,)), ((1, 2), (3, 4, 5))])
 def test_weights_that_are_not_finite_are_an_error(continuations):
     model = tiny_model(VOCAB)

@@ -26,7 +26,6 @@ def made(tmp_path_factory):
     [
         (1, "job", "memory"),
         pytest.param(0, "job", "bug", marks=pytest.mark.long),
-        pytest.param(0, "prompts", "bug", marks=pytest.mark.long),
         pytest.param(1, "loading", "memory", marks=pytest.mark.long),
     ],
 )

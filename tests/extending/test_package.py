@@ -1,0 +1,127 @@
+"""Each kind of extension of another package in two trainings: its objective with its optimizer, and its text source
+with its operator and its benchmark; then every command on them."""
+
+import json
+import os
+import signal
+
+import pytest
+from safetensors.torch import load_file
+from support import start_lap
+
+ADDER = """
+objective: language_model
+model: {layers: 2, width: 32, heads: 4, context: 32, laplacian_heads: 0, operators: {damped: 2}}
+tokenizer: {vocab: 270}
+data: {train: "plugin:sums", validation: 0.2}
+train: {steps: 6, batch: 16, micro_batch: 16, threads: 1}
+validation: {every: 3, tokens: 1024}
+checkpoint: {every: 3, keep: 3}
+"""
+LION = ["--set", "optimizer.name=lion", "--set", "optimizer.lr=1e-3"]
+
+
+@pytest.fixture(scope="module")
+def painted(extended):
+    extended("train", extended.recipe, *LION, "--name", "painted")
+    return extended.runs / "painted"
+
+
+@pytest.fixture(scope="module")
+def adder(extended):
+    (extended.runs / "adder.yaml").write_text(ADDER)
+    extended("train", str(extended.runs / "adder.yaml"))
+    return extended.runs / "adder"
+
+
+def plugins(run):
+    info = json.loads((run / "run.json").read_text())
+    assert info["status"] == "finished"
+    assert {(each["package"], each["version"]) for each in info["plugins"]} == {("lap-example", "1.0")}
+    return {each["sort"]: each["name"] for each in info["plugins"]}
+
+
+def steps(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+
+def test_an_objective_and_an_optimizer_train(painted):
+    assert plugins(painted) == {"objective": "masked_autoencoder", "optimizer": "lion"}
+    assert [step for step, _ in steps(painted)] == [1, 2, 3, 4, 5, 6]
+    state = load_file(painted / "checkpoints" / "step-000006" / "optimizer.safetensors")
+    assert {name.partition("/")[0] for name in state} == {"average"}
+
+
+def test_a_source_and_an_operator_train(adder):
+    assert plugins(adder) == {"data source": "sums", "operator": "damped"}
+    weights = load_file(adder / "checkpoints" / "step-000006" / "model.safetensors")
+    shares = weights["blocks.0.attn.operators.damped_share"]
+    assert shares.shape == (2,)
+    assert (shares - 0.25).abs().max() > 0
+
+
+@pytest.mark.long
+def test_a_killed_run_resumes_with_the_same_bits(extended, painted, shared_cache):
+    environment = {**os.environ, "PYTHONPATH": extended.path, "LAP_RUNS": str(extended.runs)}
+    command = ("train", extended.recipe, *LION, "--name", "killed")
+    child = start_lap(*command, cache=shared_cache, environment=environment)
+    child.wait_for(lambda: (extended.runs / "killed" / "checkpoints" / "step-000002").is_dir())
+    child.send(signal.SIGKILL)
+    assert child.result().returncode == -signal.SIGKILL
+    extended(*command)
+    killed = extended.runs / "killed"
+    assert steps(killed) == steps(painted)
+    last = "checkpoints/step-000006/model.safetensors"
+    assert (killed / last).read_bytes() == (painted / last).read_bytes()
+
+
+@pytest.mark.long
+def test_two_processes_train_it(extended, painted):
+    extended("train", extended.recipe, *LION, "--name", "two", "--set", "train.micro_batch=16", processes=2)
+    for (_, ours), (_, alone) in zip(steps(extended.runs / "two"), steps(painted), strict=True):
+        assert ours == pytest.approx(alone, rel=1e-5)
+
+
+def test_models_are_evaluated_by_what_they_give(extended, painted, adder):
+    knn = json.loads(extended("eval", "--run", "painted", "--tasks", "knn", "--json").stdout)["tasks"]["knn20"]
+    assert (knn["count"], 0.1 < knn["value"] <= 1) == (359, True)  # better than guessing, even after a few steps
+    ask = ("eval", "--run", "adder", "--tasks", "sums", "--protocol", "harness", "--json")
+    first, again = (json.loads(extended(*ask).stdout)["tasks"] for _ in range(2))
+    assert first["sums"]["count"] == 100
+    assert again == first
+    assert "sums (%)" in extended("report").stdout
+
+
+def test_an_analysis_measures_them(extended, painted, adder):
+    for run in (painted, adder):
+        extended("analyze", "spread", "--run", run.name)
+        assert (run / "analysis" / "spread.csv").stat().st_size > 0
+
+
+def test_they_are_planned(extended, adder):
+    adamw, lion = (json.loads(extended("plan", extended.recipe, *how, "--json").stdout) for how in ([], LION))
+    assert lion["memory"]["optimizer"] == pytest.approx(adamw["memory"]["optimizer"] / 2, rel=0.01)
+    assert "A A D D" in extended("plan", str(extended.runs / "adder.yaml")).stdout
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "named"),
+    [
+        ("painter", "model.hiden=0.5", "hidden"),
+        ("adder", "data.train=plugin:sumz", "sums"),
+        ("adder", "model.operators={dampt: 2}", "damped"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_the_nearest(extended, adder, recipe, change, named):
+    result = extended("train", str(extended.runs / f"{recipe}.yaml"), "--set", change, code=2)
+    assert named in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_without_the_package_its_runs_are_named_and_skipped(extended, painted):
+    environment = {**os.environ, "LAP_RUNS": str(extended.runs)}
+    result = start_lap("eval", "--run", "painted", "--tasks", "knn", environment=environment).result()
+    assert result.returncode == 2
+    assert "lap-example" in result.stderr  # what to install
+    assert "Traceback" not in result.stderr
