@@ -30,11 +30,14 @@ def fetch(
     as_json: options.Json = False,
 ) -> None:
     """Download a recipe's data and tokenise its text, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
+    from lapcli.recipe.data_sources import check_local_files
+
+    loaded = options.load_with_data(recipe, set_, data)
+    check_local_files(loaded)
 
     from lapcli.objectives import objective_of
     from lapcli.runtime.progress import shown_progress
 
-    loaded = options.load_with_data(recipe, set_, data)
     with shown_progress() as progress:
         objective: Any = objective_of(loaded)
         if part is None:

@@ -29,11 +29,11 @@ from lapcli.heads.plan import HeadPlan, head_plan
 from lapcli.models.dino_vit import StudentTeacher
 from lapcli.models.gpt import from_transformers
 from lapcli.objectives import nanochat
-from lapcli.objectives.loading import TIMM, build_timm, find_checkpoint, read_timm, timm_file
+from lapcli.objectives.loading import build_timm, find_checkpoint, read_timm, timm_file
 from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.chat import ChatStageRecipe
-from lapcli.recipe.schema import RUN, UNKNOWN, BaseRecipe, GPTRecipe, InitFrom, Source, TextSource
-from lapcli.runs import INFO, TOKENIZER, Run, named_run, read_run
+from lapcli.recipe.schema import RUN, TIMM, UNKNOWN, BaseRecipe, GPTRecipe, InitFrom, Source, TextSource
+from lapcli.runs import INFO, SOURCES_OF_WEIGHTS, TOKENIZER, Run, check_start, named_run, read_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_json, sha256_of_file
 
@@ -63,6 +63,7 @@ class Weights:
 def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
     """Find a source; UsageError or DataError with the next step if it is missing, incomplete or of unknown format."""
     source = given.source
+    check_start(source, runs_dir)
     if source.startswith(RUN):
         name, _, which = source.removeprefix(RUN).partition("@")
         return _of_run(named_run(runs_dir, name), which or "last")
@@ -75,14 +76,7 @@ def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
         return _of_folder(path)
     if path.suffix == ".pt" or any(path.glob("model_*.pt")) or any(path.glob("*/model_*.pt")):
         return _of_nanochat(path)
-    if path.exists():
-        raise UsageError(f"{path} has no weights that lap can read; {_forms()}")
-    near = f"; did you mean run:{source}?" if (runs_dir / source.partition("@")[0]).is_dir() else f"; {_forms()}"
-    raise UsageError(f"there is no {source[:200]}{near}")
-
-
-def _forms() -> str:
-    return "weights come from run:NAME[@step|best], timm:NAME, an exported folder or a checkpoint of nanochat"
+    raise UsageError(f"{path} has no weights that lap can read; {SOURCES_OF_WEIGHTS}")
 
 
 def _of_run(run: Run, which: str) -> Weights:
@@ -132,7 +126,9 @@ def _of_folder(path: Path) -> Weights:
     try:
         record = read_json(path / RECORD, AGAIN)
     except FileNotFoundError:
-        raise DataError(f"{path} is not a folder that `lap export` wrote: it has no {RECORD}; {_forms()}") from None
+        raise DataError(
+            f"{path} is not a folder that `lap export` wrote: it has no {RECORD}; {SOURCES_OF_WEIGHTS}"
+        ) from None
     except OSError as error:
         raise DataError(f"{path / RECORD} cannot be read ({error.strerror}); {AGAIN}") from None
     to, files = str(record.get("to")), record.get("files") or {}

@@ -132,6 +132,7 @@ class Source(Section):
 
 #: Before the name of a run in `train.init_from`.
 RUN = "run:"
+TIMM = "timm:"
 #: Value of `data.train` for an imported run, whose training data is not known.
 UNKNOWN = "unknown:"
 
