@@ -90,7 +90,7 @@ class Anova(Measurement):
                 plot_by_layer(panel, runs, f"{part}_share")
                 panel.set_title(PARTS[part][0])
                 panel.set_ylim(0, 1)
-            axes[0].set_ylabel("share of the variance")
+            axes[0].set_ylabel("fraction of the variance")
             axes[-1].legend(title=legend_title(runs))
             return figure
         weightings = {"": "every class alike", "_by_example": "weighted by token"}
@@ -99,7 +99,7 @@ class Anova(Measurement):
         for panel, (suffix, title) in zip(axes, shown.items(), strict=True):
             _plot_stacked(panel, runs, parts, suffix)
             panel.set_title(title)
-        axes[0].set_ylabel("share of the variance")
+        axes[0].set_ylabel("fraction of the variance")
         handles, names = axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper center", ncols=len(parts))
         return figure

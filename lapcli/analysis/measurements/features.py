@@ -8,6 +8,7 @@ All patches of the image are used, without a mask of the foreground. The largest
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -77,8 +78,8 @@ class Features(Measurement):
         for number, row in enumerate(axes_RC):
             first = columns[0][1][number]
             row[0].imshow(first.picture, interpolation="nearest")
-            # The end of a long name, from a word on: the label is as high as one row of patches.
-            short = first.name if len(first.name) <= 16 else first.name[-16:].partition(" ")[2] or first.name[-16:]
+            # The end of a long name, from a word or a folder on: the label is as high as one row of patches.
+            short = first.name if len(first.name) <= 20 else re.split("[ /]", first.name[-20:], maxsplit=1)[-1]
             row[0].set_ylabel(short, fontsize=8)
             for panel, (title, maps) in zip(row[1:], columns, strict=True):
                 shown = maps[number]
