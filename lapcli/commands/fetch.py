@@ -25,7 +25,7 @@ def fetch(
     data: options.Data = None,
     part: Annotated[
         str | None,
-        typer.Option("--part", metavar="I/N", help="Tokenise only the i-th of n shares of the text, for array jobs."),
+        typer.Option("--part", metavar="I/N", help="Tokenise only the i-th of n parts of the text, for array jobs."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

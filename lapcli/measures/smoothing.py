@@ -3,7 +3,7 @@
     smoothing_within_sequence_share   ave |x - mean of its sequence|^2 / ave |x - mean of all|^2, after the last block
     smoothing_k_0.99                  components for 99% of the variance within a sequence, after the last block
     smoothing_cosine_layer_N          mean pairwise cosine similarity of a sequence's tokens, after each block
-    smoothing_mix_alpha_layer_N_head_M   what an operator has learnt for a head, here alpha of mix; gates as their tanh
+    smoothing_mix_alpha_layer_N_head_M   what an operator has learned for a head, here alpha of mix; gates as their tanh
 
 It costs one forward and one small eigenvalue problem for each sequence. It draws no random numbers, so training
 continues as if it had not run.

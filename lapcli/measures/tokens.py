@@ -74,7 +74,7 @@ def cosine_similarity(tokens_BTD: Tensor) -> Tensor:
 
 
 def within_sequence_share(tokens_BTD: Tensor) -> float | None:
-    """Return the share of the variance that is within sequences; the rest is between them.
+    """Return the fraction of the variance that is within sequences; the rest is between them.
 
     It needs no classes. None if all tokens are equal.
     """

@@ -221,7 +221,7 @@ def text_of(run: Run) -> tuple[Run, Source]:
 
 
 def with_sha256(recipe: Recipe, path: Path, fresh: bool = False) -> Recipe:
-    """Return the recipe with the sha256 of the weights that its run at `path` starts from; an existing run has it."""
+    """Return the recipe with the sha256 of the weights that its run at `path` starts from, or has started from."""
     given = recipe.train.init_from
     if given is None or given.sha256 is not None:
         return recipe
@@ -255,7 +255,7 @@ class InitialWeights:
         source = open_weights(given, run.path.parent)
         if source.sha256 != given.sha256:
             raise DataError(
-                f"train.init_from: {given.source} has other weights than {run.path} starts from (sha256 "
+                f"train.init_from: {given.source} is not what {run.path} started from (sha256 "
                 f"{source.sha256[:16]}, not {str(given.sha256)[:16]}); restore them, or use --fresh"
             )
         return cls(run, given, source)

@@ -83,7 +83,7 @@ def check_bf16_of_cpu(flags: Path = Path("/proc/cpuinfo"), program: str = _BF16_
     except OSError:
         return
     if is_suspect and subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGILL:
-        raise LapError(f"bf16 products end the process here; {NO_AMX}, or use --set train.precision=float32")
+        raise LapError(f"bf16 matmuls crash the process here; {NO_AMX}, or use --set train.precision=float32")
 
 
 def to_device(tensors: "Iterable[torch.Tensor]", device: "torch.device") -> "list[torch.Tensor]":

@@ -103,7 +103,7 @@ class FeatureMap:
 
 
 def colours(tokens_TD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return T x 3 colours from 0 to 1 and the components' shares of the variance; a missing component is grey."""
+    """Return T x 3 colours from 0 to 1, and each component's fraction of the variance; a missing one is grey."""
     z, _, shares = principal_components(tokens_TD, 3)
     deviation = z.std(axis=0)
     # Whitened, then sigmoid(2 z), as in DINOv3's notebook pca.ipynb, but on all patches: the paper names no mask.

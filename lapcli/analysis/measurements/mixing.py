@@ -1,8 +1,8 @@
-"""The learnt numbers of head operators: alpha, beta, strengths and gates, by layer and head.
+"""The learned parameters of head operators: alpha, beta, strengths and gates, by layer and head.
 
-A number that is learnt for each head is shown unchanged, the gate of an exclusive head as tanh(a), and a gate that
+A parameter that is learned for each head is shown unchanged, the gate of an exclusive head as tanh(a), and a gate that
 depends on the input as its mean over tokens. The figure also shows the numbers over training, where the recipe logged
-them (`validation.smoothing: true`). A learnt mix `alpha v + beta o` shows what the network chooses:
+them (`validation.smoothing: true`). A learned mix `alpha v + beta o` shows what the network chooses:
 attention at alpha / beta = 0, the Laplacian at -1.
 
 Shapes: B sequences, T tokens, C width, H heads.
@@ -37,7 +37,7 @@ _MOST_NAMED = 8  # layers in a legend
 
 class OperatorMixing(Measurement):
     name = "mixing"
-    help = "What head operators have learnt, by layer and head."
+    help = "What head operators have learned, by layer and head."
     definition = (
         "Learnt numbers of the operators of each head: as they are, the gate of exclusive heads as its tanh, gates of "
         "the input as their mean over tokens."
@@ -85,7 +85,7 @@ Lines = dict[tuple[int, int], list[tuple[int, float]]]  # of each (layer, head):
 
 
 def _logged(run: ModelResult) -> dict[str, Lines]:
-    """Return what validations logged of each learnt number; empty for a model that was not trained here."""
+    """Return what validations logged of each learned parameter; empty for a model that was not trained here."""
     logged: dict[str, Lines] = {}
     if run.model.path is None or run.model.weights != "trained":
         return logged
