@@ -43,7 +43,7 @@ long: $(INSTALLED)
 # The generated pages, then the site, which opens from site/index.html.
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
-	$(BIN)/uv pip install --quiet --python $(BIN)/python '.[docs]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[docs]'
 	$(BIN)/python -m mkdocs build --strict
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from measure import compare, mebibytes, peak_bytes
 
+from lapcli.heads.operator_attention import FirstValues
 from lapcli.models.gpt import Attention, GPTConfig
 
 TARGET = 1.05  # for those that are an epilogue of values and output alone
@@ -23,6 +24,8 @@ CASES: dict[str, dict[str, Any]] = {
     "mix": {"mix": {"heads": 4, "learn": ["alpha"]}},
     "value-only": {"value-only": 4},
     "centered": {"centered": 4},
+    "attnscale": {"attnscale": 4},
+    "shaped": {"shaped": 4},
     "exclusive": {"exclusive": 4},
     "gated exclusive": {"exclusive": {"heads": 4, "gate": "tanh"}},
     "headwise gate": {"gate": 4},
@@ -60,7 +63,7 @@ def main() -> None:
 
 
 def build(operators: dict[str, Any], tokens: int) -> Any:
-    """A layer of the GPT with those operators."""
+    """The second layer, so that neutreno has first values."""
     config = GPTConfig(layers=2, heads=HEADS, width=WIDTH, vocab=1, context=tokens, operators=operators)
     torch.manual_seed(0)
     layer: Any = Attention(config, 1)
@@ -75,9 +78,12 @@ def forward_and_backward(operators: dict[str, Any], tokens: int, compiles: bool)
     layer = build(operators, tokens)
     angles = torch.rand(tokens, 1, WIDTH // HEADS // 2)
     x_BTC = torch.randn(1, tokens, WIDTH, requires_grad=True)
+    first_v = torch.randn(1, HEADS, tokens, WIDTH // HEADS)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return layer(x, (angles.cos(), angles.sin())).sum()
+        first = FirstValues()
+        first.v_BGTD = first_v
+        return layer(x, (angles.cos(), angles.sin()), None, first).sum()
 
     function = torch.compile(forward, dynamic=False) if compiles else forward
 

@@ -83,7 +83,7 @@ class Checkpoint:
 
 
 class Saver:
-    """Saves the checkpoints of a run, one at a time; in the background it writes a copy while the training goes on."""
+    """Saves the checkpoints of a run, one at a time; in the background it writes a copy during the training."""
 
     def __init__(self, world: World) -> None:
         # A group of its own: the training uses the other one at the same moment. Parts are written from the CPU.
@@ -138,7 +138,7 @@ def save(
 
     @contextlib.contextmanager
     def writing() -> Iterator[None]:
-        """Fail on every rank if one of them fails, with the sentence of that one, and free the space of a full disk."""
+        """Fail on every rank if one rank fails, with its message, and free the space on a full disk."""
         try:
             with world.together():
                 try:

@@ -27,7 +27,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from lapcli.recipe import RecipeError, differing_keys, load_recipe, recipe_from_dict, recipe_hash, recipe_to_dict
 from lapcli.recipe import recipe_to_yaml as to_yaml
-from lapcli.recipe.schema import BaseRecipe
+from lapcli.recipe.schema import RUN, TIMM, BaseRecipe
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import DataError, LapError, UsageError
 from lapcli.runtime.files import NO_LOCKS, read_json, write_json, write_text
@@ -39,6 +39,10 @@ LOCK, TOKENIZER = ".lock", "tokenizer.json"
 RECIPE, INFO, METRICS, CHECKPOINTS, SUMMARY = "recipe.yaml", "run.json", "metrics.jsonl", "checkpoints", "summary.json"
 SWEEP = "sweep.json"  # commands that a sweep has run on the weights, and whether the run was only a search
 MIRRORS = ("track", "tensorboard")  # copies for trackers, which can be recreated at any time
+SOURCES_OF_WEIGHTS = (
+    "weights come from run:NAME[@step|best], the folder of a run, or timm:NAME; `lap import` makes a run of a "
+    "checkpoint of nanochat"
+)
 TRAIN_AGAIN = "train the run again with --fresh"
 #: Keys of a recipe that change how a run is computed or observed, not what it computes: a resume may change them.
 FREE_KEYS = re.compile(
@@ -357,6 +361,16 @@ def named_run(runs_dir: Path, name: str) -> Run:
     run = read_run(path)
     warn_about_edits(run, lambda text: log.warning("warning: %s", text))
     return run
+
+
+def check_start(source: str, runs_dir: Path) -> None:
+    """Refuse a source of weights (`train.init_from`) that does not exist, without opening it."""
+    if source.startswith(RUN):
+        named_run(runs_dir, source.removeprefix(RUN).partition("@")[0])
+    elif not source.startswith(TIMM) and not Path(source).expanduser().exists():
+        is_run = (runs_dir / source.partition("@")[0]).is_dir()
+        near = f"; did you mean run:{source}?" if is_run else f"; {SOURCES_OF_WEIGHTS}"
+        raise UsageError(f"there is no {source[:200]}{near}")
 
 
 def unknown_run(runs_dir: Path, name: str) -> UsageError:

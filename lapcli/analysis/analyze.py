@@ -14,12 +14,11 @@ from typing import Any
 from lapcli.analysis.analyzed_models import AnalyzedModel
 from lapcli.analysis.drawing import labels, save_figure
 from lapcli.analysis.measurement import CONDITIONS, LayerResult, Measurement, NotApplicable, Settings
-from lapcli.analysis.measurements import MEASUREMENTS, measurements_for
+from lapcli.analysis.measurements import MEASUREMENTS, check_fits, measurements_for
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
 from lapcli.result_rows import add_rows, row
 from lapcli.runs import read_run
-from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import write_json, write_text
 from lapcli.runtime.plugins import origin_of
 from lapcli.runtime.progress import shown_progress
@@ -92,12 +91,8 @@ class Analysis:
 
 def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], settings: Settings) -> list[Analysis]:
     """Measure all models. `what`: names of measurements; None: all that fit every model."""
-    possible = measurements_for(frozenset.intersection(*(model.gives for model in models)))
-    names = list(what) if what is not None else possible
-    for name in names:
-        if name not in possible:
-            kinds = " and ".join(sorted({model.kind for model in models}))
-            raise UsageError(f"{name} does not apply to models of {kinds}; these do: {', '.join(possible)}")
+    names = what or measurements_for(frozenset.intersection(*(model.gives for model in models)))
+    check_fits(names, [(model.kind, model.gives) for model in models])
     analyses = {name: Analysis(MEASUREMENTS[name], settings) for name in names}
     for model in models:
         step = "" if model.step is None else f", step {model.step}"

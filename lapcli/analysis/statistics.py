@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def principal_components(x_ND: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return projections N x count of the centred rows, the directions count x D, and each one's share of the variance.
+    """Return projections N x count of the centred rows, the directions count x D, and each one's fraction of variance.
 
     The sign of a component is arbitrary; its largest entry is made positive, so that figures can be compared.
     Directions beyond the rank are zero, and so are the shares of rows that do not vary.

@@ -26,7 +26,7 @@ def matching_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
 
 
 def list_runs(runs_dir: Path, names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """List runs, the one written last first. Of a damaged run little is known, and `problem` says what is wrong."""
+    """List runs, the one written last first. For a damaged run, `problem` says what is wrong."""
     listed = []
     for path in matching_runs(runs_dir, names):
         try:

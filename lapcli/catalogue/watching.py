@@ -5,14 +5,13 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from lapcli.catalogue.listing import list_runs, matching_runs
 from lapcli.runs import METRICS, read_info, status_of
 from lapcli.runtime.environment import require_extra
-from lapcli.runtime.errors import UsageError
+from lapcli.runtime.errors import UsageError, known_names
 from lapcli.training.metrics import read_metrics
 
 LETTERS = "abcdefgh"  # one for each run in a picture
@@ -51,9 +50,7 @@ def chosen_runs(runs_dir: Path, names: Sequence[str], metric: str) -> list[Path]
     named = [set[str]().union(*read_metrics(path / METRICS)) - {"step"} for path in paths]
     known = sorted(set[str]().union(*named))
     if metric not in known and all(named):  # a run without metrics may have it later
-        near = get_close_matches(metric, known, 1)
-        hint = f"did you mean {near[0]}? Known" if near else "known"
-        raise UsageError(f"none of these runs has the metric {metric[:60]!r}; {hint}: {', '.join(known)}")
+        raise UsageError(f"none of these runs has the metric {metric[:60]!r}{known_names(metric, known)}")
     return paths
 
 

@@ -99,8 +99,9 @@ def analyze(
 ) -> None:
     """Measure the tokens of runs and draw the paper's figures."""
     from lapcli.analysis.measurement import DEFAULTS, Settings
-    from lapcli.analysis.measurements import MEASUREMENTS
+    from lapcli.analysis.measurements import MEASUREMENTS, check_fits
     from lapcli.recipe import OBJECTIVES
+    from lapcli.recipe.data_sources import check_local_file
     from lapcli.result_rows import find_paths
     from lapcli.runs import named_run, newest_run
 
@@ -114,11 +115,15 @@ def analyze(
     if what != ALL and (unused := settings.given(*(DEFAULTS.keys() - set(MEASUREMENTS[what].options)))):
         raise UsageError(f"--{min(unused)} has no effect for {what}; leave it out")
     settings = replace(settings, subject={key: value for key, value in given.items() if value != usual[key]})
+    if data is not None:
+        check_local_file("--data", data)
     where = runs_dir or default_runs_dir()
     named = [*(names or []), *(run or [])]
     runs = [named_run(where, str(path)) for path in find_paths(named, where)] if named else []
     if not named and not model:
         runs = [newest_run(where, set(OBJECTIVES))]
+    if what != ALL and runs:
+        check_fits([what], [(run.recipe.objective, run.recipe.gives) for run in runs])
 
     from lapcli.runtime.progress import say_start
 

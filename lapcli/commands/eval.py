@@ -54,8 +54,11 @@ def evaluate(
 ) -> None:
     """Evaluate a run: accuracy, probes of features, language benchmarks."""
     from lapcli.evaluation.tasks import evaluated_objectives, new_request
+    from lapcli.recipe.data_sources import check_local_file
     from lapcli.runs import named_run, newest_run
 
+    if data is not None:
+        check_local_file("--data", str(data))
     where, name, processes = runs_dir or default_runs_dir(), options.one_run(run, run_option), Processes(nproc)
     measured = newest_run(where, set(evaluated_objectives())) if name is None else named_run(where, name)
     request = new_request(

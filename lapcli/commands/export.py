@@ -39,12 +39,14 @@ def export(
 ) -> None:
     """Export a run for transformers or timm, or as plain safetensors, and verify the folder."""
 
+    from lapcli.export import check_format
     from lapcli.recipe import OBJECTIVES
     from lapcli.runs import named_run, newest_run
 
     where = runs_dir or default_runs_dir()
     run = options.one_run(run, run_option)
     chosen = newest_run(where, set(OBJECTIVES)) if run is None else named_run(where, run)
+    check_format(chosen, to)
 
     from lapcli.export.export import export_run
 

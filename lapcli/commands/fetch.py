@@ -25,16 +25,19 @@ def fetch(
     data: options.Data = None,
     part: Annotated[
         str | None,
-        typer.Option("--part", metavar="I/N", help="Tokenise only the i-th of n shares of the text, for array jobs."),
+        typer.Option("--part", metavar="I/N", help="Tokenise only the i-th of n parts of the text, for array jobs."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Download a recipe's data and tokenise its text, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
+    from lapcli.recipe.data_sources import check_local_files
+
+    loaded = options.load_with_data(recipe, set_, data)
+    check_local_files(loaded)
 
     from lapcli.objectives import objective_of
     from lapcli.runtime.progress import shown_progress
 
-    loaded = options.load_with_data(recipe, set_, data)
     with shown_progress() as progress:
         objective: Any = objective_of(loaded)
         if part is None:

@@ -68,8 +68,9 @@ def sft(
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
     from lapcli.data.chat.formats import load_chat_recipe
+    from lapcli.recipe.data_sources import check_local_files
     from lapcli.recipe.schema import InitFrom
-    from lapcli.runs import find_run
+    from lapcli.runs import INFO, check_start, find_run
 
     loaded = load_chat_recipe(recipe, set_ or [], data, seed)
     given = InitFrom(source=init_from) if init_from is not None else loaded.init_from
@@ -89,7 +90,11 @@ def sft(
         require_extra(tracker, tracker)
     folder = runs_dir or default_runs_dir()
     start = find_run(folder, run, PRETRAINED if run is None else STARTS) if given is None else None
+    if given is not None:
+        check_start(given.source, folder)
     run_name = name or _name_of(start, given) + ("" if seed is None else f"-seed{seed}")
+    if fresh or not any((folder / f"{run_name}-{each}" / INFO).is_file() for each in loaded.stages.given()):
+        check_local_files(loaded)
     say_start(f"{recipe.name} is checked; loading torch")
     device = next(iter(loaded.stages.given().values())).train.device
     if needs_launch(processes, device):

@@ -1,6 +1,7 @@
 """`lap train RECIPE`: train a model, or resume a run that was interrupted."""
 
 import json
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING
@@ -53,7 +54,8 @@ def train(
     CUDA with --set train.deterministic=true.
     """
     from lapcli.recipe import BaseRecipe, load_recipe
-    from lapcli.runs import check_name
+    from lapcli.recipe.data_sources import check_local_files
+    from lapcli.runs import INFO, check_name, check_start
     from lapcli.runtime.progress import say_start
 
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
@@ -73,6 +75,11 @@ def train(
         plan = plan_training(loaded, processes.here(device) * processes.machines[-1])
         print(json.dumps(plan.to_dict(), indent=2) if as_json else plan.to_text())
         return
+    folder = runs_dir or default_runs_dir()
+    if fresh or not os.path.isfile(folder / run_name / INFO):  # a run resumes from its checkpoint, or is finished
+        check_local_files(loaded)
+        if loaded.train.init_from is not None:
+            check_start(loaded.train.init_from.source, folder)
     trackers = [*loaded.track, *map(str, track or [])]
     for tracker in trackers:
         require_extra(tracker, tracker)
@@ -86,7 +93,7 @@ def train(
     from lapcli.tracking import LiveTracking
     from lapcli.training.train import train_recipe
 
-    console, folder = LogConsole(), runs_dir or default_runs_dir()
+    console = LogConsole()
     with LiveTracking(trackers, console.warn):
         run = train_recipe(
             loaded,

@@ -103,7 +103,7 @@ class TokenStore:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of a conversation, and which of them the assistant learns."""
+        """Return the ids of a conversation, and which of them are targets of the assistant."""
         place = int(self.ends[number] - self.lengths[number]), int(self.lengths[number])
         return self.read(*place), self.read(*place, TARGETS)
 

@@ -48,7 +48,7 @@ from lapcli.recipe.schema import GPTRecipe
 from lapcli.recipe.section import Count, Positive, Section, Size, Text, Whole
 from lapcli.runs import METRICS
 from lapcli.runtime.devices import Device
-from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.errors import LapError, UsageError, known_names
 from lapcli.training.metrics import read_metrics
 
 Overrides = dict[str, Any]
@@ -140,7 +140,8 @@ class Ladder:
                     problems += [problem for problem in placed if problem not in problems]
                     continue
                 if self.file.outcome not in metrics:
-                    message = f"{quoted(self.file.outcome)} is not a validation metric; use {', '.join(metrics)}"
+                    hint = known_names(self.file.outcome, metrics)
+                    message = f"{quoted(self.file.outcome)} is not a validation metric{hint}"
                     problems.append(Problem(self._document.place(("outcome",)), "outcome", message))
         if problems:
             raise RecipeError(str(self.path), in_reading_order(list(dict.fromkeys(problems)), str(self.path)))

@@ -1,4 +1,4 @@
-"""Runs cells as child processes, several at a time, each on its share of the machine.
+"""Runs cells as child processes, several at a time, each on its part of the machine.
 
 A chooser says which cells there are: all of a grid, or those that a search proposes. Safe to kill at any moment: a
 signal is passed on to the cells, which save; if the runner itself is killed with SIGKILL, the system sends SIGTERM to
@@ -50,7 +50,7 @@ class Chooser:
         self.runs_dir, self._new = runs_dir, list(cells)
 
     def next(self) -> list[Cell]:
-        """Return cells to add to those that wait; called while a share of the machine is free."""
+        """Return cells to add to those that wait; called while a part of the machine is free."""
         new, self._new = self._new, []
         return new
 
@@ -324,9 +324,9 @@ def failure(statuses: Sequence[CellStatus]) -> LapError | None:
 
 
 def share_machine(jobs: int) -> tuple[list[Environment], str]:
-    """Return environments with equal shares, and a description; one job has the whole machine and needs none."""
+    """Return environments that split the machine equally, and a description; a single job needs none."""
     if jobs == 1:
-        return [{}], "one cell at a time, with the whole machine"
+        return [{}], "one cell at a time, on the complete machine"
     share = str(max(1, usable_cores() // jobs))
     threads = {"LAP_CORES": share}  # for all processes of a cell, its data workers included
     if "OMP_NUM_THREADS" not in os.environ:

@@ -51,7 +51,7 @@ from lapcli.recipe import (
 )
 from lapcli.recipe.reading import quoted
 from lapcli.recipe.schema import TransformerModel
-from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.errors import LapError, UsageError, known_names
 from lapcli.runtime.files import write_text
 
 ARMS = {"search": "t", "control": "c"}
@@ -211,7 +211,8 @@ class Settings:
     def direction(self) -> str:
         known = self.space.base.metrics
         if self.metric not in known:
-            raise UsageError(f"{self.metric[:60]!r} is not a validation metric of this recipe; use {', '.join(known)}")
+            wrong = f"{self.metric[:60]!r} is not a validation metric of this recipe"
+            raise UsageError(f"{wrong}{known_names(self.metric, known)}")
         return known[self.metric][1]
 
 

@@ -45,7 +45,7 @@ from lapcli.recipe.loading import find_recipe, read_with_parents
 from lapcli.recipe.reading import Problem, Unreadable, in_reading_order, quoted
 from lapcli.recipe.section import Section, Text, combination
 from lapcli.runtime.devices import Device
-from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.errors import LapError, UsageError, known_names
 from lapcli.training.train import disk_bytes
 
 MOST_CELLS = 2000
@@ -221,8 +221,9 @@ def _check(grid: Grid, make: Callable[[], list[Cell]], seen: dict[str, Cell]) ->
             problems.append(Problem(grid.place("name"), "name", message))
     known = cells[0].loaded.metrics if cells else {}
     if grid.group.tune and cells and grid.group.tune.by not in known:
-        by, usable = quoted(grid.group.tune.by), ", ".join(known)
-        problems.append(Problem(grid.place("tune", "by"), "tune.by", f"{by} is not a validation metric; use {usable}"))
+        by = grid.group.tune.by
+        message = f"{quoted(by)} is not a validation metric{known_names(by, known)}"
+        problems.append(Problem(grid.place("tune", "by"), "tune.by", message))
     return problems
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from lapcli.export import check_format
 from lapcli.export.card import write_card
 from lapcli.export.huggingface import write_hf
 from lapcli.export.timm_folder import write_timm
 from lapcli.export.verification import LIBRARIES, Comparison, verify
 from lapcli.export.weights import DTYPES, ExportedModel, round_weights, write_safetensors
 from lapcli.objectives.loading import find_checkpoint, open_run
-from lapcli.recipe.schema import CLASSES, FEATURES, LANGUAGE
 from lapcli.runs import Run
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import UsageError, from_os_error
@@ -26,13 +26,11 @@ from lapcli.runtime.files import flush_to_disk, move, remove, sha256_of_file, wr
 
 RECORD = "lap.json"
 
-
-_IMAGES = frozenset({CLASSES, FEATURES})
-#: By name: the writer of the folder, and of what a model has to give one.
-FORMATS: dict[str, tuple[Callable[[ExportedModel, Path], None], frozenset[str]]] = {
-    "hf": (write_hf, frozenset({LANGUAGE})),
-    "timm": (write_timm, _IMAGES),
-    "safetensors": (write_safetensors, _IMAGES | {LANGUAGE}),
+#: The writer of the folder of each format.
+WRITERS: dict[str, Callable[[ExportedModel, Path], None]] = {
+    "hf": write_hf,
+    "timm": write_timm,
+    "safetensors": write_safetensors,
 }
 
 
@@ -64,9 +62,7 @@ def export_run(
 
     `verified=None`: if the target library is installed.
     """
-    if to not in FORMATS:
-        raise UsageError(f"--to takes {', '.join(FORMATS)}; got {to[:40]!r}")
-    write, takes = FORMATS[to]
+    check_format(run, to)
     if dtype not in DTYPES:
         raise UsageError(f"--dtype takes {', '.join(DTYPES)}; got {dtype[:40]!r}")
     is_installed = find_spec(LIBRARIES[to]) is not None
@@ -78,11 +74,6 @@ def export_run(
     if out is not None and not folder.parent.is_dir():
         raise UsageError(f"--out {folder}: there is no folder {folder.parent}; make it first")
     loaded = open_run(run, find_checkpoint(run, checkpoint), torch.device("cpu"), float32=True)
-    fitting = [name for name, (_, gives) in FORMATS.items() if gives & loaded.gives]
-    if not takes & loaded.gives:
-        raise UsageError(
-            f"{run.path} is a run of {run.recipe.objective}, which {to} does not support; use {' or '.join(fitting)}"
-        )
     recipe: Any = run.recipe
     plan = recipe.model.head_plan()
     if not plan.is_laplacian and to != "safetensors":
@@ -98,7 +89,7 @@ def export_run(
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove(temporary, or_leave=True)
         temporary.mkdir()
-        write(exported, temporary)
+        WRITERS[to](exported, temporary)
         checks = verify(to, exported, temporary) if (is_installed if verified is None else verified) else []
         # The record has the hashes of the files so far: neither the card's, which is written from it, nor its own.
         record = _record(exported, to, temporary, checks)

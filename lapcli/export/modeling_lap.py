@@ -68,7 +68,7 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn channel pairs (i, i + D/2) by -theta."""
+    """Rotate channel pairs (i, i + D/2) by -theta."""
     a, b = x_BTHD.chunk(2, dim=-1)
     return torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1).to(x_BTHD.dtype)
 

@@ -46,7 +46,7 @@ class HeadOperators(nn.Module):
         return {}
 
     def learnt_numbers(self) -> dict[str, tuple[int, Tensor]]:
-        """Return the learnt number of each head as it is used, by name: the first head, and the numbers from it on."""
+        """Return the learned parameter of each head in use, by name: the first head, and the values from it on."""
         numbers, end = {}, self.heads
         for operator, count in self.claims:
             for name, parameter in self.learnt(operator).items():
@@ -117,7 +117,7 @@ class HeadOperators(nn.Module):
             parameters = {name: getattr(self, registered) for name, registered in names.items()}
             state = HeadState(parameters, mean, x_BTC if INPUT in operator.needs else None)
             y = operator.apply(self._own(current_v_BGTD, begin, end), o_BHTD[:, begin:end], state)
-            parts.append(y.to(o_BHTD.dtype))  # means and learnt numbers are float32 and widen it
+            parts.append(y.to(o_BHTD.dtype))  # means and learned parameters are float32 and widen it
             end = begin
         if end:
             parts.append(o_BHTD[:, :end])

@@ -69,7 +69,7 @@ class Operator:
         return {name: Learnt((heads,), start=getattr(self, name)) for name in getattr(self, "learn", ())}
 
     def value(self, name: str, parameters: Mapping[str, Tensor]) -> Any:
-        """Return a constant, or its learnt values, one per head, shaped to broadcast over T and D."""
+        """Return a constant, or its learned values, one per head, shaped to broadcast over T and D."""
         learnt = parameters.get(name)
         return getattr(self, name) if learnt is None else learnt[:, None, None]
 
@@ -125,7 +125,7 @@ class Combination(Operator):
     flops_per_channel: ClassVar[int]
 
     def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
-        """Return a, b and c: numbers, or the learnt ones of each head."""
+        """Return a, b and c: numbers, or the learned ones of each head."""
         raise NotImplementedError
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
@@ -164,7 +164,7 @@ class Mix(Combination):
     """Identity mixing, `y = alpha v + beta o`, and its two ends: attention (0, 1) and the control `value-only` (1, 0).
 
     The Laplacian head is (1, -1). The output projection absorbs the scale and the sign of a head, so only the ratio of
-    alpha to beta matters: with a learnt alpha that starts at 0 each head chooses between attention and, up to sign and
+    alpha to beta matters: with a learned alpha that starts at 0 each head chooses between attention and, up to sign and
     scale, the Laplacian. A head of `value-only` sees only its own values, which shows the effect of `I` in `I - P`.
     """
 
@@ -221,6 +221,55 @@ class Centered(Combination):
 
     def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
         return 0.0, 1.0, -1.0
+
+
+@dataclass(frozen=True)
+class AttnScale(Combination):
+    """AttnScale (Wang et al., 2022, arXiv 2203.05962): `y = (U + (1 + s)(P - U)) v = o + s (o - m)`.
+
+    It amplifies the deviation of attention from the mean `m` of the visible values. `strength` s is learned for each
+    head and starts at 0, which is plain attention. Under a causal mask `U` is uniform over the tokens so far, our own
+    extension.
+    """
+
+    name = "attnscale"
+    letter = "S"
+    needs = frozenset({MEAN})
+    learnable = ("strength",)
+    flops_per_channel = 5
+
+    strength: float = 0.0
+    learn: tuple[str, ...] = ("strength",)
+
+    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+        strength = self.value("strength", parameters)
+        return 0.0, 1 + strength, -strength
+
+
+@dataclass(frozen=True)
+class Shaped(Combination):
+    """Shaped attention (Noci et al., 2023, arXiv 2306.17759), as He and Hofmann (2023, arXiv 2311.01906) use it.
+
+        y = (alpha I + beta P - gamma U) v = alpha v + beta o - gamma m
+
+    All three are learned for each head and start at 1: with small logits P is near U, and the head starts near the
+    identity. In those papers it replaces the skip connection; here it is a head of an ordinary block.
+    """
+
+    name = "shaped"
+    letter = "H"
+    needs = frozenset({MEAN})
+    learnable = ("alpha", "beta", "gamma")
+    flops_per_channel = 7
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 1.0
+    learn: tuple[str, ...] = ("alpha", "beta", "gamma")
+
+    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
+        alpha, beta, gamma = (self.value(name, parameters) for name in self.learnable)
+        return alpha, beta, -gamma
 
 
 SMALLEST = 1e-8  # of |v|^2, as modded-nanogpt
@@ -291,6 +340,6 @@ OPERATORS: Registry[type[Operator]] = Registry(
     "operator",
     {
         kind.name: f"{__name__}:{kind.__name__}"
-        for kind in (Attention, Laplacian, Mix, ValueOnly, Centered, Exclusive, Gate)
+        for kind in (Attention, Laplacian, Mix, ValueOnly, Centered, AttnScale, Shaped, Exclusive, Gate)
     },
 )

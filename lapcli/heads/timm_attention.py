@@ -40,7 +40,7 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
 
 
 def refuse_needs(plan: HeadPlan) -> None:
-    """Refuse operators with further inputs: models that are not ours only provide values and attention's output."""
+    """Refuse operators that need more inputs: other libraries' models only provide values and attention's output."""
     for operator in dict.fromkeys(claim.operator for layer in plan.layers for claim in layer):
         if operator.needs:
             raise ValueError(

@@ -291,7 +291,7 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
 
     @classmethod
     def fetch_part(cls, recipe: LanguageModelRecipe, share: slice, progress: Progress) -> dict[str, Any]:
-        """Tokenise a share of the text's parts; a fetch without a share, or the run, puts all of them together."""
+        """Tokenise some of the text's parts; a fetch of all, or the run, puts them together."""
         _, _, folders = tokenise(recipe.data, _tokenizer_to_fetch(recipe), share, progress)
         return {"source": recipe.data.train, "parts": len(folders[share]), "of_parts": len(folders)}
 

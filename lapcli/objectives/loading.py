@@ -19,14 +19,13 @@ from lapcli import checkpoint as checkpoints
 from lapcli.checkpoint import Checkpoint, check_tensors, read_metadata, read_tensors
 from lapcli.objectives import objective_of
 from lapcli.objectives.objective import LoadedModel
-from lapcli.recipe.schema import CLASSES, FEATURES
+from lapcli.recipe.schema import CLASSES, FEATURES, TIMM
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runs import TRAIN_AGAIN, Run, read_summary
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
 
-TIMM = "timm:"
 SAFE = "model.safetensors"
 REMEDY = "give another file with --weights"
 STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on

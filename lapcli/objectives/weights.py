@@ -24,11 +24,11 @@ from lapcli.checkpoint import check_tensors, read_tensors
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.heads.plan import HeadPlan, head_plan
 from lapcli.models.dino_vit import StudentTeacher
-from lapcli.objectives.loading import TIMM, build_timm, find_checkpoint, read_timm, timm_file
+from lapcli.objectives.loading import build_timm, find_checkpoint, read_timm, timm_file
 from lapcli.recipe import recipe_to_dict
 from lapcli.recipe.chat import ChatStageRecipe
-from lapcli.recipe.schema import RUN, UNKNOWN, BaseRecipe, GPTRecipe, InitFrom, Source, TextSource
-from lapcli.runs import INFO, TOKENIZER, Run, named_run, read_run
+from lapcli.recipe.schema import RUN, TIMM, UNKNOWN, BaseRecipe, GPTRecipe, InitFrom, Source, TextSource
+from lapcli.runs import INFO, SOURCES_OF_WEIGHTS, TOKENIZER, Run, check_start, named_run, read_run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
 
@@ -57,6 +57,7 @@ class Weights:
 def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
     """Find a source; UsageError or DataError with the next step if it is missing, incomplete or of unknown format."""
     source = given.source
+    check_start(source, runs_dir)
     if source.startswith(RUN):
         name, _, which = source.removeprefix(RUN).partition("@")
         return _of_run(named_run(runs_dir, name), which or "last")
@@ -65,14 +66,7 @@ def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
     path = Path(source).expanduser()
     if (path / INFO).is_file():
         return _of_run(named_run(runs_dir, str(path)), "last")
-    if path.exists():
-        raise UsageError(f"{path} has no weights that lap can read; {_forms()}")
-    near = f"; did you mean run:{source}?" if (runs_dir / source.partition("@")[0]).is_dir() else f"; {_forms()}"
-    raise UsageError(f"there is no {source[:200]}{near}")
-
-
-def _forms() -> str:
-    return "weights come from run:NAME[@step|best] or timm:NAME; `lap import` makes a run of nanochat's checkpoint"
+    raise UsageError(f"{path} has no weights that lap can read; {SOURCES_OF_WEIGHTS}")
 
 
 def _of_run(run: Run, which: str) -> Weights:
@@ -137,7 +131,7 @@ def text_of(run: Run) -> tuple[Run, Source]:
 
 
 def with_sha256(recipe: Recipe, path: Path, fresh: bool = False) -> Recipe:
-    """Return the recipe with the sha256 of the weights that its run at `path` starts from; an existing run has it."""
+    """Return the recipe with the sha256 of the weights that its run at `path` starts from, or has started from."""
     given = recipe.train.init_from
     if given is None or given.sha256 is not None:
         return recipe
@@ -171,7 +165,7 @@ class InitialWeights:
         source = open_weights(given, run.path.parent)
         if source.sha256 != given.sha256:
             raise DataError(
-                f"train.init_from: {given.source} has other weights than {run.path} starts from (sha256 "
+                f"train.init_from: {given.source} is not what {run.path} started from (sha256 "
                 f"{source.sha256[:16]}, not {str(given.sha256)[:16]}); restore them, or use --fresh"
             )
         return cls(run, given, source)

@@ -132,6 +132,7 @@ class Source(Section):
 
 #: Before the name of a run in `train.init_from`.
 RUN = "run:"
+TIMM = "timm:"
 #: Value of `data.train` for an imported run, whose training data is not known.
 UNKNOWN = "unknown:"
 
@@ -238,7 +239,7 @@ class CheckpointSection(Section):
 
     every: Count | None = None  # steps; the last step is always saved
     keep: Annotated[Whole, Field(ge=1, le=10**6)] = 2  # newest checkpoints kept
-    asynchronous: bool = False  # write a copy while the training goes on; it needs memory for one more state
+    asynchronous: bool = False  # write a copy while the training continues; it needs memory for one more state
 
 
 TEXT_METRICS: dict[str, tuple[str, Literal["higher", "lower"]]] = {

@@ -100,7 +100,7 @@ def write_starter(job: str, folder: Path, values: Mapping[str, str | None] | Non
     own_name = folder.resolve().name
     files = {name: folder / f"{own_name if name == job else name.replace('-', '_')}.yaml" for name in jobs}
     if len(set(files.values())) < len(jobs):
-        raise UsageError(f"{folder}: a chat recipe of that name would replace the one of its base model; take another")
+        raise UsageError(f"{folder}: a chat recipe of that name would overwrite that of its base model; choose another")
     for file in files.values():
         if file.exists():
             raise UsageError(f"{file} already exists; choose another folder, or move the file away")

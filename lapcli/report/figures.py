@@ -27,7 +27,10 @@ from lapcli.training.metrics import read_metrics
 
 _MOST_NAMED = 12  # runs in a legend; beyond it has one entry for each row
 LONGEST = 60  # characters of a heading
-_TOGETHER = {"anova": "share of the variance", "spectrum": "components for a share of the variance"}  # axis labels
+_TOGETHER = {
+    "anova": "fraction of the variance",
+    "spectrum": "components for a fraction of the variance",
+}  # axis labels
 POINTS = 200  # of a training curve; more are averaged over stretches of steps
 _PLANS = ("#3b528b", "#21918c", "#5ec962", "#d9a400", "#e4572e", "#a8327d", "#440154", "#7f7f7f")
 

@@ -14,7 +14,7 @@ GAP = "-"
 
 @dataclass(frozen=True)
 class Entry:
-    """The text of one cell: `after` follows it outside of its mark, as the (3) in `91.00 ± 1.73 (3)`."""
+    """The text of one cell; `after` follows the marked text, such as the (3) in `91.00 ± 1.73 (3)`."""
 
     text: str
     after: str = ""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from lapcli.report.collect import Collection, Grid, RowKey, collect, grids_of
 from lapcli.report.forms import GAP, Entry, Table, to_text
 from lapcli.report.statistics import Paired, Summary, compare, summarise
-from lapcli.runtime.errors import UsageError
+from lapcli.runtime.errors import UsageError, known_names
 from lapcli.same_recipe import HEADS
 
 LABELS = {
@@ -157,8 +157,7 @@ def _columns(grids: Sequence[Grid], asked: Sequence[str] | None, notes: list[str
         # A known score that nobody has measured yet is a column of gaps, not a typing error.
         if not having and name not in LABELS:
             listed = list(dict.fromkeys(name for grid in grids for name in grid.measures()))
-            shown = ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
-            raise UsageError(f"--columns: no run has a number {name[:60]!r}; there are {shown or 'none yet'}")
+            raise UsageError(f"--columns: no run has a number {name[:60]!r}{known_names(name, listed)}")
         for grid, names, columns in zip(grids, found, chosen, strict=True):
             if not having or grid.first.objective in having:
                 columns += [full for full in names or [name] if full not in columns]

@@ -2,6 +2,8 @@
 
 import errno
 import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 
 
@@ -44,6 +46,14 @@ class UsageError(LapError):
 
 class DataError(UsageError):
     """Data that is missing, empty or not in the format that the recipe names."""
+
+
+def known_names(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, and all of them."""
+    names = list(known)
+    near = get_close_matches(name, names, 1)
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"{f'; did you mean {near[0]}? Known' if near else '; known'}: {shown or 'none yet'}"
 
 
 #: Errors that need another permission or another place; trying again would not help.

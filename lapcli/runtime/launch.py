@@ -164,7 +164,7 @@ def _pass_on(name: str, mark: Path, is_elastic: bool) -> None:
     """Ask the ranks to stop: they save and exit with 0, and so do ranks that torchrun starts again.
 
     Where machines may leave, this one does once its ranks have saved; torchrun would start them again, or wait for the
-    others, which go on.
+    others, which continue.
     """
     mark.touch()
     ranks = _ranks()

@@ -315,7 +315,7 @@ def choose_mode(allow_unsafe: bool) -> Mode:
     raise UsageError(
         "generated code needs a sandbox, and this machine offers none: install bubblewrap "
         "(`apt-get install bubblewrap`, `dnf install bubblewrap`), use Linux 5.13 or newer with Landlock and seccomp, "
-        "or accept the danger with --unsafe-code-execution (" + "; ".join(problems) + ")"
+        "or accept the risk with --unsafe-code-execution (" + "; ".join(problems) + ")"
     )
 
 

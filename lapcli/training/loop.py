@@ -5,7 +5,7 @@ the averaged gradient, update, log; then save if it is due or if a signal came; 
 failed validation loses nothing.
 
 The host waits for the device once per step: the loss, the gradient norm, the objective's own numbers and whether any
-rank was asked to stop come in one sum over the ranks and one copy, before the update.
+rank was asked to stop arrive by one all-reduce and one copy, before the update.
 
 `step` counts finished updates: the line of step 1 in `metrics.jsonl` is the first update, `step-000500` holds the
 weights after 500 of them.

@@ -62,8 +62,7 @@ def test_safetensors_are_the_runs_tensors(tmp_path):
 )
 def test_a_folder_that_differs_is_marked_and_exits_with_1(to, make, tmp_path, capsys, monkeypatch):
     """One tensor is another than the run's: the target library computes something else, and that is found."""
-    write, takes = exporting.FORMATS[to]
-    monkeypatch.setitem(exporting.FORMATS, to, (partial(write_and_shift, write), takes))
+    monkeypatch.setitem(exporting.WRITERS, to, partial(write_and_shift, exporting.WRITERS[to]))
     run = make(tmp_path)
     code, out, _ = run_main(capsys, "export", run.name, "--to", to, "--runs-dir", str(tmp_path))
     assert code == 1

@@ -35,6 +35,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "learnt mix": ("mix", {"learn": ["alpha", "beta"]}),
     "value-only": ("value-only", {}),
     "centered": ("centered", {}),
+    "attnscale": ("attnscale", {}),
+    "fixed attnscale": ("attnscale", {"strength": 0.4, "learn": []}),
+    "shaped": ("shaped", {}),
     "exclusive": ("exclusive", {}),
     "gated exclusive": ("exclusive", {"gate": "tanh"}),
     "headwise gate": ("gate", {}),
@@ -43,8 +46,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 #: All of them in one model.
 EVERY_LAYER: list[dict[str, Any]] = [
     {"laplacian": 1, "gate": 1, "centered": 1},
-    {"mix": {"heads": 1, "learn": ["alpha"]}, "exclusive": {"heads": 1, "gate": "tanh"}},
-    {"value-only": 1, "gate": {"heads": 1, "form": "elementwise"}},
+    {"mix": {"heads": 1, "learn": ["alpha"]}, "exclusive": {"heads": 1, "gate": "tanh"}, "shaped": 1},
+    {"attnscale": 2, "value-only": 1, "gate": {"heads": 1, "form": "elementwise"}},
 ]
 H, D, WIDTH = 4, 6, 24
 every_case = pytest.mark.parametrize("case", CASES)
@@ -112,6 +115,10 @@ def definition(
             return I_TS @ v
         case "centered":
             return (P - U) @ v
+        case "attnscale":
+            return (U + (1 + value("strength")) * (P - U)) @ v
+        case "shaped":
+            return (value("alpha") * I_TS + value("beta") * P - value("gamma") * U) @ v
         case "exclusive":
             own = I_TS @ v
             projection = own[..., :, None] * own[..., None, :] / own.square().sum(-1)[..., None, None]
@@ -208,7 +215,7 @@ def test_what_operators_learn_is_never_decayed_and_never_muons(tmp_path) -> None
         *schedules.parameter_groups(dino, StudentTeacher(dino.model)),
     ]
     learnt = [(group, name) for group in groups for name in group.parameters if ".operators." in name]
-    assert len(learnt) == 3 * 4
+    assert len(learnt) == 3 * 8
     for group, name in learnt:
         changed = group.at_step(1000) if group.at_step else {}
         assert group.optimizer == ("lamb" if group.name == "without decay" else "adamw"), (
@@ -285,7 +292,7 @@ class TestPlans:
 
     def test_letters_are_each_operators_own(self) -> None:
         letters = [OPERATORS[name].letter for name in OPERATORS.built_in()]
-        assert len(set(letters)) == len(letters) == 7
+        assert len(set(letters)) == len(letters) == 9
 
 
 class TestLaplacianize:

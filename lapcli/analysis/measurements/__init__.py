@@ -1,9 +1,11 @@
 """The measurements of `lap analyze` by name, one file for each. torch is not imported, so that `--help` is quick."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 
 from lapcli.analysis.measurement import Measurement
+from lapcli.runtime.errors import UsageError
 from lapcli.runtime.plugins import Registry
 
 
@@ -25,3 +27,12 @@ MEASUREMENTS: Registry[type[Measurement]] = Registry("analysis", _built_in())
 def measurements_for(gives: frozenset[str]) -> list[str]:
     """Return the names of the measurements for models that give this."""
     return [name for name in MEASUREMENTS if MEASUREMENTS[name].needs <= gives]
+
+
+def check_fits(names: Sequence[str], models: Sequence[tuple[str, frozenset[str]]]) -> None:
+    """Refuse measurements that do not fit every model; of each model its kind and what it gives."""
+    possible = measurements_for(frozenset.intersection(*(gives for _, gives in models)))
+    for name in names:
+        if name not in possible:
+            kinds = " and ".join(sorted({kind for kind, _ in models}))
+            raise UsageError(f"{name} does not apply to models of {kinds}; these do: {', '.join(possible)}")

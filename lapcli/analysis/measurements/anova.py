@@ -79,12 +79,12 @@ class Anova(Measurement):
                 plot_by_layer(panel, runs, f"{part}_share")
                 panel.set_title(PARTS[part][0])
                 panel.set_ylim(0, 1)
-            axes[0].set_ylabel("share of the variance")
+            axes[0].set_ylabel("fraction of the variance")
             axes[-1].legend(title=legend_title(runs))
             return figure
         figure, ((panel,),) = panels(1, width=max(3.4, 1.2 + 0.7 * len(lines_of(runs))))
         _plot_stacked(panel, runs, parts)
-        panel.set_ylabel("share of the variance")
+        panel.set_ylabel("fraction of the variance")
         handles, names = panel.get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper center", ncols=len(parts))
         return figure

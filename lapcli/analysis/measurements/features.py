@@ -8,6 +8,7 @@ All patches of the image are used, without a mask of the foreground. The largest
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -102,8 +103,8 @@ class Features(Measurement):
         for number, row in enumerate(axes_RC):
             first = columns[0][1][number]
             row[0].imshow(first.picture, interpolation="nearest")
-            # The end of a long name, from a word on: the label is as high as one row of patches.
-            short = first.name if len(first.name) <= 16 else first.name[-16:].partition(" ")[2] or first.name[-16:]
+            # The end of a long name, from a word or a folder on: the label is as high as one row of patches.
+            short = first.name if len(first.name) <= 20 else re.split("[ /]", first.name[-20:], maxsplit=1)[-1]
             row[0].set_ylabel(short, fontsize=8)
             for panel, (title, maps) in zip(row[1:], columns, strict=True):
                 shown = maps[number]
@@ -127,7 +128,7 @@ class FeatureMap:
 
 
 def colours(tokens_TD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return T x 3 colours from 0 to 1 and the components' shares of the variance; a missing component is grey."""
+    """Return T x 3 colours from 0 to 1, and each component's fraction of the variance; a missing one is grey."""
     z, _, shares = principal_components(tokens_TD, 3)
     deviation = z.std(axis=0)
     # Whitened, then sigmoid(2 z), as in DINOv3's notebook pca.ipynb, but on all patches: the paper names no mask.

@@ -1,7 +1,7 @@
-"""The learnt numbers of head operators: alpha, beta, strengths and gates, by layer and head.
+"""The learned parameters of head operators: alpha, beta, strengths and gates, by layer and head.
 
-A number that is learnt for each head is shown unchanged, the gate of an exclusive head as tanh(a), and a gate that
-depends on the input as its mean over tokens. A learnt mix `alpha v + beta o` shows what the network chooses: attention
+A number that is learned for each head is shown unchanged, the gate of an exclusive head as tanh(a), and a gate that
+depends on the input as its mean over tokens. A learned mix `alpha v + beta o` shows what the network chooses: attention
 at alpha / beta = 0, the Laplacian at -1.
 
 Shapes: B sequences, T tokens, C width, H heads.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 class OperatorMixing(Measurement):
     name = "mixing"
-    help = "What head operators have learnt, by layer and head."
+    help = "What head operators have learned, by layer and head."
     definition = (
         "Learnt numbers of the operators of each head: as they are, the gate of exclusive heads as its tanh, gates of "
         "the input as their mean over tokens."

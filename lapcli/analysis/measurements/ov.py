@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 QUANTITIES = {
     "mean_eigenvalue": "mean eigenvalue\nof $W_O W_V$",
-    "symmetric": "symmetric share\nof $W_O W_V$",
-    "diagonal": "diagonal share\nof $W_O W_V$",
+    "symmetric": "symmetric fraction\nof $W_O W_V$",
+    "diagonal": "diagonal fraction\nof $W_O W_V$",
 }
 
 

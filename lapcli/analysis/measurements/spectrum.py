@@ -1,4 +1,4 @@
-"""Eigenvalues of the centred tokens of a sequence, and how many of them carry a share of the variance (4.2, 4.3).
+"""Eigenvalues of the centred tokens of a sequence, and how many of them carry a fraction of the variance (4.2, 4.3).
 
     X~ = X - 1 mu^T;   lambda_1 >= lambda_2 >= ...  eigenvalues of X~^T X~
     k_alpha = fewest leading eigenvalues whose sum reaches alpha of the sum of all

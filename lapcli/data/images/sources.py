@@ -109,20 +109,33 @@ def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet,
     if isinstance(source.validation, str):
         # A folder of images for each class, or one of tables with a split of its own.
         other, held_out = _open(source, source.validation)
-        return train, held_out or other, None
+        return train, held_out or other, _unused_folders(source)
     if isinstance(source.validation, float):
         unused = 0 if own_validation is None else len(own_validation)
         note = (
             f"the {unused:,} validation images of {source.train} are not used: data.validation holds out "
             f"{source.validation} of its training images; use them with --set data.validation=null"
         )
-        return *held_out_fraction(train, source.validation, 0), note if unused else None
+        parts = held_out_fraction(train, source.validation, 0)
+        return *parts, note if unused else _unused_folders(source)
     if own_validation is None and not whole:
         raise DataError(
             f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "
             "fraction such as 0.1"
         )
-    return train, train if own_validation is None else own_validation, None
+    return train, train if own_validation is None else own_validation, _unused_folders(source)
+
+
+def _unused_folders(source: ImageFiles) -> str | None:
+    """Return a note about folders of held-out images beside the training images that the recipe does not read."""
+    folder = Path(source.train).expanduser()
+    root = folder.parent if folder.name == "train" else folder
+    there = [root / name for name in HELD_OUT if (root / name).is_dir() and (root / "train").is_dir()]
+    read = there[:1] if source.validation is None else []  # as in `_open`
+    if isinstance(source.validation, str):
+        read = [each for each in there if each.resolve() == Path(source.validation).expanduser().resolve()]
+    unused = [str(each) for each in there if each not in read]
+    return f"not used: {', '.join(unused)}; to validate on one of them, name it in data.validation" if unused else None
 
 
 def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:

@@ -149,3 +149,24 @@ def test_cifar10_as_the_hub_has_it(test_data):
     with Image.open(io.BytesIO(rows[0]["img"]["bytes"])) as image:
         assert np.array_equal(pixels(data.train, 1234), np.asarray(image))
     assert data.train.labels[1234] == rows[0]["label"]
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "unused"),
+    [
+        (".", None, ["test"]),
+        (".", "test", ["val"]),
+        (".", 0.5, ["val"]),
+        ("train", 0.5, ["val", "test"]),
+        ("train", "val", ["test"]),
+    ],
+)
+def test_folders_of_held_out_images_that_are_not_read_are_named(tmp_path, train, validation, unused):
+    write_folder(tmp_path, {part: {"cat": 4, "dog": 4} for part in ("train", "val", "test")})
+    named = str(tmp_path / validation) if isinstance(validation, str) else validation
+    data = open_images(ImageSource(train=str(tmp_path / train), validation=named), 2)
+    (note,) = data.notes(64)[:1]
+    assert all(name in note for name in (unused if len(unused) > 1 else [str(tmp_path)]))
+    (tmp_path / "only").mkdir()
+    write_folder(tmp_path / "only", {"train": {"cat": 4, "dog": 4}, "val": {"cat": 2, "dog": 2}})
+    assert open_images(ImageSource(train=str(tmp_path / "only")), 2).note is None
