@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def build(operators: dict[str, Any], tokens: int) -> Any:
-    """The second layer, so that neutreno has first values."""
+    """The attention of the second layer."""
     config = GPTConfig(layers=2, heads=HEADS, width=WIDTH, vocab=1, context=tokens, operators=operators)
     torch.manual_seed(0)
     layer: Any = Attention(config, 1)

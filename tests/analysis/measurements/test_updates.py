@@ -24,7 +24,7 @@ MODELS = {
     "vit operators": lambda: vit({"exclusive": 1, "mix": {"heads": 2, "alpha": 0.5}}),
     "self-supervised operators": lambda: dino(0, operators=OPERATORS),
 }
-OPERATORS = [{"centered": 2, "gate": 1}, {"neutreno": 1, "shaped": 1, "exclusive": 1, "attnscale": 1}]
+OPERATORS = [{"centered": 2, "gate": 1}, {"value-only": 1, "mix": {"heads": 1, "learn": ["alpha"]}, "exclusive": 1}]
 
 
 @pytest.mark.parametrize("name", MODELS)
