@@ -44,14 +44,15 @@ def bench_eigenvalues() -> None:
 
 def anova_peak(batches: int) -> None:
     """Streams batches of 2,048 tokens of width 256 in 4,096 classes, and says the process's peak."""
-    from lapcli.analysis.measurements.anova import AnovaAccumulator
+    from lapcli.analysis.measurements.anova import add_tokens, shares
+    from lapcli.analysis.statistics import ClassMoments
 
-    anova = AnovaAccumulator(4096, 256, by_token=True)
+    moments = ClassMoments(4096, 256)
     generator = torch.Generator().manual_seed(0)
     for _ in range(batches):
         tokens_BTD = torch.randn(8, 256, 256, dtype=torch.float64, generator=generator)
-        anova.update(tokens_BTD, torch.randint(4096, (8, 256), generator=generator))
-    assert anova.result().values["examples"]
+        add_tokens(moments, tokens_BTD, torch.randint(4096, (8, 256), generator=generator), by_token=True)
+    assert shares(moments, by_token=True).values["examples"]
     print(peak_rss())
 
 

@@ -26,7 +26,7 @@ def bench_linear(image: int, patch: int, layers: int, classes: int, batch: int) 
     """Width 384, as ViT-S."""
     rates = LinearProtocol().rates
     model = build_vit(ViTModel(layers=layers, width=384, heads=6, image=image, patch=patch, classes=10), 0)
-    backbone = Backbone(model, name="bench", mean=(0.5,) * 3, std=(0.25,) * 3, device=CPU)
+    backbone = Backbone(model, name="bench", mean=(0.5,) * 3, std=(0.25,) * 3, device=CPU, image=image)
     images_BCHW = torch.randint(256, (batch, 3, image, image), dtype=torch.uint8)
     labels_B = torch.randint(classes, (batch,))
     probes = {
