@@ -90,11 +90,11 @@ def sft(
         require_extra(tracker, tracker)
     folder = runs_dir or default_runs_dir()
     start = find_run(folder, run, PRETRAINED if run is None else STARTS) if given is None else None
-    if given is not None:
-        check_start(given.source, folder)
     run_name = name or _name_of(start, given) + ("" if seed is None else f"-seed{seed}")
     if fresh or not any((folder / f"{run_name}-{each}" / INFO).is_file() for each in loaded.stages.given()):
         check_local_files(loaded)
+        if given is not None:
+            check_start(given.source, folder)
     say_start(f"{recipe.name} is checked; loading torch")
     device = next(iter(loaded.stages.given().values())).train.device
     if needs_launch(processes, device):
