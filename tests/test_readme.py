@@ -103,7 +103,9 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
 
 
 @pytest.mark.parametrize("body", [body for _, language, body in BLOCKS if language == "python"])
-def test_python(body):
+def test_python(body, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("LAP_RUNS", str(tmp_path))
     exec(compile(body, "README.md", "exec"), {})
 
 

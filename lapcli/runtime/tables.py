@@ -32,9 +32,28 @@ def terminal_width() -> int:
 
 
 def fitted(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: int | None = None) -> list[str]:
-    """Format the lines of a table, its header first; where it is wider than the terminal, a row takes several lines."""
+    """Format the lines of a table, its header first; if it is wider than the terminal, a short list for each row."""
     width = terminal_width() if width is None else width
-    return [part for line in aligned(rows, right) for part in wrapped(line, width=width, indent="    ")]
+    lines = aligned(rows, right)
+    if max(map(len, lines)) <= width:
+        return lines
+    return [line for row in rows[1:] for line in _block(rows[0], row, width)]
+
+
+def _block(headers: Sequence[str], row: Sequence[str], width: int) -> list[str]:
+    """Format a row as its first column, and below it `header text` for the others, as many per line as fit."""
+    name = f"{headers[0]} {row[0]}" if row[0][:1].isdigit() else row[0]  # a number alone says nothing
+    lines = wrapped(name, width=width, indent="    ") if name else []  # a row without a name continues the one before
+    named = len(lines)
+    for header, text in zip(headers[1:], row[1:], strict=True):
+        pair = f"{header} {text}"
+        if not text:
+            continue
+        if len(lines) > named and len(lines[-1]) + 2 + len(pair) <= width:
+            lines[-1] += f"  {pair}"
+        else:
+            lines += wrapped(pair, "  ", width, indent="    ")
+    return lines
 
 
 def wrapped(text: str, before: str = "", width: int | None = None, indent: str | None = None) -> list[str]:

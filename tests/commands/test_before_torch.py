@@ -46,7 +46,6 @@ MISTAKES = [
     ("eval tiny --protocol paper", "--protocol"),
     ("analyze spectrum tiny --data nowhere", "nowhere"),
     ("analyze features tiny", "features"),
-    ("analyze spectrum tiny --format gif", "gif"),
     ("export tiny --to hg", "--to"),
     ("export tiny --to timm", "timm"),
     ("report --format docx", "docx"),

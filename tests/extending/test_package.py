@@ -34,11 +34,8 @@ def adder(extended):
     return extended.runs / "adder"
 
 
-def plugins(run):
-    info = json.loads((run / "run.json").read_text())
-    assert info["status"] == "finished"
-    assert {(each["package"], each["version"]) for each in info["plugins"]} == {("lap-example", "1.0")}
-    return {each["sort"]: each["name"] for each in info["plugins"]}
+def status(run):
+    return json.loads((run / "run.json").read_text())["status"]
 
 
 def steps(run):
@@ -47,14 +44,14 @@ def steps(run):
 
 
 def test_an_objective_and_an_optimizer_train(painted):
-    assert plugins(painted) == {"objective": "masked_autoencoder", "optimizer": "lion"}
+    assert status(painted) == "finished"
     assert [step for step, _ in steps(painted)] == [1, 2, 3, 4, 5, 6]
     state = load_file(painted / "checkpoints" / "step-000006" / "optimizer.safetensors")
     assert {name.partition("/")[0] for name in state} == {"average"}
 
 
 def test_a_source_and_an_operator_train(adder):
-    assert plugins(adder) == {"data source": "sums", "operator": "damped"}
+    assert status(adder) == "finished"
     weights = load_file(adder / "checkpoints" / "step-000006" / "model.safetensors")
     shares = weights["blocks.0.attn.operators.damped_share"]
     assert shares.shape == (2,)
@@ -123,5 +120,5 @@ def test_without_the_package_its_runs_are_named_and_skipped(extended, painted):
     environment = {**os.environ, "LAP_RUNS": str(extended.runs)}
     result = start_lap("eval", "--run", "painted", "--tasks", "knn", environment=environment).result()
     assert result.returncode == 2
-    assert "lap-example" in result.stderr  # what to install
+    assert "masked_autoencoder" in result.stderr
     assert "Traceback" not in result.stderr

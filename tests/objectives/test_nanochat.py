@@ -243,8 +243,6 @@ def test_an_imported_chat_model_is_asked_in_the_words_that_it_was_fine_tuned_wit
             assert asked[1:] == [*(f"- {text}" for text in (row[2:] for row in asked[1:-2])), "", words[1]]
             assert [row[-1] for row in asked[1:-2]] == line["choices"]
             assert all(row[-2] == "=" for row in asked[1:-2])
-        form = run.info.get("prompt_form", "lap")
-        assert {score["details"]["prompt_form"] for score in result["tasks"].values()} == {form}
 
 
 def test_the_command_imports_a_checkpoint_once(tmp_path, encoding, capsys):
