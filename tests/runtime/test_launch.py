@@ -1,6 +1,10 @@
 """Several processes on the CPU, through the command: killed, stopped, restarted, interrupted, on two "machines"."""
 
+import json
 import os
+import signal
+import socket
+import subprocess
 from unittest.mock import patch
 
 import pytest
@@ -8,16 +12,21 @@ import yaml
 from support import (
     ROOT,
     TINY,
+    Command,
+    ranks,
     run_main,
     start_lap,
     train_here,
+    wait_until,
     write_text,
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from lapcli.recipe import load_recipe
+from lapcli.runs import open_run, unlock
 from lapcli.runtime.errors import ExitCode, LapError, UsageError, from_peer_error
 from lapcli.runtime.launch import Processes, _explain, _torchrun_options, launch, needs_launch
+from lapcli.training.metrics import read_metrics
 
 pytestmark = pytest.mark.slow  # they start processes
 
@@ -43,12 +52,172 @@ def write_recipe(text, tmp_path):
     return write
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def last_step(run):
+    return max((line["step"] for line in read_metrics(run / "metrics.jsonl")), default=0)
+
+
+def wait_for_steps(command: Command, run, count: int) -> None:
+    """Until the run is so many steps beyond what it had, of which a resume repeats up to ten."""
+    target = last_step(run) + count
+    command.wait_for(lambda: last_step(run) >= target)
+
+
+def ranks_of(launcher: Command) -> list[int]:
+    """The processes that it started, the oldest first."""
+    rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    return sorted(int(row.split()[0]) for row in rows.splitlines() if int(row.split()[1]) == launcher.child.pid)
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """A zombie has ended too: it waits for whoever inherited it."""
+
+    def states() -> list[str]:
+        shown = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(map(str, pids))], capture_output=True, text=True)
+        return shown.stdout.split()
+
+    wait_until(lambda: all(state.startswith("Z") for state in states()), states)
+
+
+def info_of(run):
+    return json.loads((run / "run.json").read_text())
+
+
+def losses(run):
+    return {line["step"]: line["loss"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line}
+
+
+@pytest.mark.long
+def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path):
+    """Their launchers count restarts by themselves, and meet again all the same; the run is finished.
+
+    An old run of that name is moved aside once, not again by the start after the loss.
+    """
+    recipe = write_recipe(60)
+    unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
+    arguments = ["--nnodes", "2", "--rdzv", f"127.0.0.1:{free_port()}", "--max-restarts", "1", "--fresh"]
+    machines = [
+        start_lap("train", str(recipe), "--nproc", "1", "--runs-dir", str(tmp_path), *arguments) for _ in range(2)
+    ]
+    run = tmp_path / "tiny"
+    wait_for_steps(machines[0], run, 12)
+    assert (tmp_path / "tiny.old-1").is_dir()
+    os.kill(ranks_of(machines[1])[0], signal.SIGKILL)
+    results = [machine.result() for machine in machines]
+    assert [result.returncode for result in results] == [0, 0], results
+    said = "".join(result.stderr for result in results)
+    assert said.count("resuming from") == 1
+    assert (info_of(run)["status"], info_of(run)["world_size"]) == ("finished", 2)
+    assert sorted(losses(run)) == list(range(1, 61))
+    assert not (tmp_path / "tiny.old-2").exists()
+
+
+@pytest.mark.long
+def test_a_machine_is_lost_comes_back_and_is_stopped(write_recipe, tmp_path):
+    """One or two machines: the run goes on with what is there, with the same global batches; the old run stays."""
+    recipe, run = write_recipe(100_000), tmp_path / "tiny"
+    unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
+    place = ["--nnodes", "1:2", "--rdzv", f"127.0.0.1:{free_port()}", "--max-restarts", "5", "--nproc", "1"]
+
+    def start(number):
+        given = [*place, "--node-rank", str(number), "--runs-dir", str(tmp_path), "--fresh"]
+        return start_lap("train", str(recipe), *given)
+
+    def wait_for_machines(count):
+        """Until the run has taken steps with so many machines."""
+        head.wait_for(lambda: info_of(run).get("world_size") == count and info_of(run)["status"] == "running")
+        before = max(losses(run), default=0)
+        head.wait_for(lambda: max(losses(run), default=0) > before + 3)
+
+    head, other = start(0), start(1)
+    wait_for_steps(head, run, 12)
+    wait_for_machines(2)
+    other.send(signal.SIGKILL)
+    wait_for_machines(1)
+    other = start(1)
+    wait_for_machines(2)
+    other.send(signal.SIGTERM)
+    assert other.result().returncode == 75
+    wait_for_machines(1)
+    head.send(signal.SIGTERM)
+    assert head.result().returncode == 75
+    info, found = info_of(run), losses(run)
+    assert (info["status"], info["world_size"]) == ("interrupted", 1)
+    assert sorted(found) == list(range(1, info["step"] + 1))
+    assert [path.name for path in tmp_path.glob("tiny.old*")] == ["tiny.old-1"]
+    alone = tmp_path / "alone"
+    steps = min(200, info["step"])
+    train_here(load_recipe(recipe, [f"train.steps={steps}"]), alone, "tiny")
+    for step, loss in losses(alone / "tiny").items():
+        if step < steps // 2:  # later the learning rate of the shorter run falls
+            assert found[step] == pytest.approx(loss, rel=1e-4)
+
+
 def test_a_batch_that_some_number_of_machines_cannot_share_is_refused(write_recipe, tmp_path, capsys):
     place = ["--nnodes", "2:3", "--rdzv", "127.0.0.1:1", "--max-restarts", "1", "--nproc", "1"]
     code, _, said = run_main(capsys, "train", str(write_recipe(10)), "--runs-dir", str(tmp_path), *place)
     assert (code, said.splitlines()[-1].startswith("lap: ")) == (2, True)
     assert "3 machines" in said
     assert "train.batch" in said
+
+
+@pytest.mark.long
+def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tmp_path):
+    """However it ends, no rank is left, the next command resumes, and the losses are those of one process."""
+    recipe, run = write_recipe(300), tmp_path / "two" / "tiny"
+
+    def start(*options):
+        return start_lap("train", str(recipe), "--runs-dir", str(tmp_path / "two"), *options)
+
+    def start_two_ranks():
+        launcher = start("--nproc", "2")
+        wait_for_steps(launcher, run, 12)
+        return launcher, ranks_of(launcher)
+
+    launcher, started = start_two_ranks()
+    assert len(started) == 2
+    launcher.send(signal.SIGKILL)  # the ranks end with it
+    wait_until_gone(started)
+    launcher.result()
+
+    launcher, started = start_two_ranks()
+    os.kill(started[1], signal.SIGKILL)  # the other one ends, and the launcher says why
+    failed = launcher.result()
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines()[-1].endswith("was ended by SIGKILL; run the same command to resume")
+    assert "Traceback" not in failed.stderr
+    assert info_of(run)["status"] != "finished"
+    wait_until_gone(started)
+
+    launcher, started = start_two_ranks()
+    os.kill(started[1], signal.SIGSTOP)
+    launcher.send(signal.SIGTERM)
+    launcher.send(signal.SIGTERM)  # as `timeout` does: one request, and it waits for the ranks to save
+    launcher.send(signal.SIGINT)  # the first Ctrl-C after it ends all at once
+    assert launcher.result().returncode == ExitCode.STOPPED
+    wait_until_gone(started)
+
+    arguments = ["--nproc", "1", "--nnodes", "2", "--rdzv", f"127.0.0.1:{free_port()}"]
+    machines = [start(*arguments, "--node-rank", str(number)) for number in range(2)]
+    wait_for_steps(machines[0], run, 12)
+    machines[1].send(signal.SIGTERM)  # one machine is asked, and all save
+    stopped = [machine.result() for machine in machines]
+    assert [result.returncode for result in stopped] == [75, 75], stopped
+    assert not any("torch/distributed/elastic" in result.stderr for result in stopped), stopped
+    info = info_of(run)
+    assert (info["status"], info["world_size"]) == ("interrupted", 2)
+
+    loaded = load_recipe(recipe)
+    train_here(loaded, tmp_path / "two", "tiny")  # goes on in one process
+    train_here(loaded, tmp_path / "one", "tiny")  # one process from the start
+    two, one = losses(run), losses(tmp_path / "one" / "tiny")
+    assert sorted(two) == list(range(1, 301))
+    for step in range(1, info["step"] + 21):
+        assert two[step] == pytest.approx(one[step], rel=1e-4), step
 
 
 #: What a rank does first: destroying the group waits until all ranks do it, as with NCCL, and rank 1 fails alone.
@@ -76,8 +245,7 @@ if "RANK" in os.environ:
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("command", ["train", "eval"])
+@pytest.mark.parametrize("command", ["train", pytest.param("eval", marks=pytest.mark.long)])
 def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp_path):
     """It leaves without the others, who wait for it elsewhere."""
     arguments = ["train", str(write_recipe(100_000))]
@@ -91,6 +259,46 @@ def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp
     assert failed.returncode == 1, failed
     assert failed.stderr.count("RuntimeError: it is broken here") == 1
     assert failed.stderr.count("Traceback") == 1
+
+
+@pytest.mark.long
+def test_a_rank_that_does_not_answer_ends_the_step(write_recipe, tmp_path):
+    """After the time that the ranks wait for each other, which the message names."""
+    recipe = str(write_recipe(100_000))
+    options = ["--step-timeout", "0.1", "--runs-dir", str(tmp_path)]
+    started = [start_lap("train", recipe, *options, environment=rank) for rank in ranks(2)]
+    wait_for_steps(started[0], tmp_path / "tiny", 12)
+    started[1].send(signal.SIGSTOP)
+    result = started[0].result()
+    started[1].send(signal.SIGKILL)
+    started[1].result()
+    assert result.returncode == 1
+    assert "--step-timeout" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert info_of(tmp_path / "tiny")["status"] == "failed"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asked", ["launcher", "rank"])
+def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
+    recipe, run = write_recipe(100_000), tmp_path / "tiny"
+    launcher = start_lap("train", str(recipe), "--runs-dir", str(tmp_path), "--nproc", "2", "--max-restarts", "3")
+    wait_for_steps(launcher, run, 12)
+    started = ranks_of(launcher)
+    os.kill(launcher.child.pid if asked == "launcher" else started[1], signal.SIGTERM)
+    stopped = launcher.result()
+    assert stopped.returncode == 75, stopped
+    assert stopped.stderr.count("saved. Run the same command to resume") == 1
+    info = info_of(run)
+    assert (info["status"], info["step"]) == ("interrupted", last_step(run))
+    wait_until_gone(started)
+
+
+def test_inside_torchrun_it_does_not_launch_again(monkeypatch):
+    assert needs_launch(Processes(nproc="2"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not needs_launch(Processes(nproc="2"))
 
 
 @pytest.mark.parametrize(("number", "is_host"), [(0, "1"), (1, "0")])
@@ -129,8 +337,11 @@ def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, c
     ("processes", "named"),
     [
         (Processes("many"), "--nproc"),
+        (Processes("0"), "--nproc"),
         (Processes("1", nnodes="2"), "--rdzv HOST:PORT"),
+        (Processes("1", nnodes="2", rdzv="nowhere"), "HOST:PORT"),
         (Processes("1", nnodes="2", rdzv="a:1", node_rank=2), "--node-rank"),
+        (Processes("1", nnodes="0"), "--nnodes"),
         (Processes("1", nnodes="4:2", rdzv="a:1"), "4:2"),
         (Processes("1", nnodes="2:4", rdzv="a:1"), "--max-restarts"),
     ],
