@@ -5,8 +5,8 @@ for each sample on the same model, and against lm-eval's own HFLM where `transfo
     answer text   the same contexts, four answers of 20 tokens
     pass@10       prompts of 330 tokens, ten samples of 64 tokens
 
-HFLM runs the same weights through the export's modelling file: it groups letters as we do, computes a row for each answer text,
-and a row with a prefill of its own for each sample.
+HFLM runs the same weights through the export's modelling file: it groups letters as we do, computes a row for each
+answer text, and a row with a prefill of its own for each sample.
 """
 
 import tempfile
