@@ -32,7 +32,7 @@ class OperatorMixing(Measurement):
     name = "mixing"
     help = "What head operators have learned, by layer and head."
     definition = (
-        "Learnt numbers of the operators of each head: as they are, the gate of exclusive heads as its tanh, gates of "
+        "Learned numbers of the operators of each head: as they are, the gate of exclusive heads as its tanh, gates of "
         "the input as their mean over tokens."
     )
     options = ("layer",)
