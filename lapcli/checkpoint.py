@@ -87,7 +87,7 @@ class Saver:
 
     def __init__(self, world: World) -> None:
         # A group of its own: the training uses the other one at the same moment. Parts are written from the CPU.
-        group = dist.new_group(backend="gloo") if world.size > 1 else None
+        group = dist.new_group(backend="gloo", timeout=world.timeout) if world.size > 1 else None
         self._world = dataclasses.replace(world, group=group)
         self._thread = ThreadPoolExecutor(1, "save")
         self._pending: Future[Checkpoint] | None = None

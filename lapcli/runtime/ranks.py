@@ -34,6 +34,7 @@ class World:
     device: torch.device
     group: Any = None  # of torch; None: the default one
     is_restarted: bool = False  # the launcher has started ranks before: one of them died, or a machine joined
+    timeout: timedelta | None = None  # of a collective; a further group needs it too, or a lost machine hangs it
 
     @property
     def is_main(self) -> bool:
@@ -180,9 +181,10 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
         # Collectives of objects use the current device, which would be GPU 0 on every rank.
         torch.cuda.set_device(chosen)
         options = {"backend": "nccl", "device_id": chosen}  # without its device NCCL guesses one, and may hang
+    timeout = timedelta(minutes=step_timeout)
     if not dist.is_initialized():
-        dist.init_process_group(**options, timeout=timedelta(minutes=step_timeout))
-    return _with_restarts(World(dist.get_rank(), dist.get_world_size(), chosen))
+        dist.init_process_group(**options, timeout=timeout)
+    return _with_restarts(World(dist.get_rank(), dist.get_world_size(), chosen, timeout=timeout))
 
 
 def _with_restarts(world: World) -> World:
