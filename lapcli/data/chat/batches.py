@@ -1,4 +1,4 @@
-"""Batches of conversations, each a function of (seed, step): packed into one stream, or one conversation per row.
+"""Batches of conversations, each a function of (seed, step): packed into one stream or padded, one conversation per row.
 
 Shapes: B rows, T tokens. Ignored targets are -1.
 """

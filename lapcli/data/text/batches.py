@@ -18,7 +18,7 @@ from lapcli.runtime.errors import DataError
 
 
 class TokenBatches:
-    """Batches of a stream; `shuffled`: it is in random order already, else each epoch is shuffled."""
+    """Batches of a stream; `shuffled`: the stream is already in random order; otherwise each epoch is shuffled."""
 
     def __init__(self, stream: TokenStream, *, context: int, batch: int, seed: int, shuffled: bool) -> None:
         self.sequences_per_epoch = max(len(stream) - 1, 0) // context
