@@ -1,4 +1,4 @@
-"""`lap sft RECIPE`: fine-tune a pretrained GPT for chat, or resume a stage that was interrupted."""
+"""`lap sft RECIPE`: fine-tune a pretrained GPT for chat, or resume an interrupted stage."""
 
 import json
 import sys

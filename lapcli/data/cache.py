@@ -1,6 +1,6 @@
 """Builds each cache folder once, even if several processes need it or are killed meanwhile.
 
-A folder is filled under a temporary name and then renamed. One process builds it, the others wait for its lock, which
+A folder is filled under a temporary name and then renamed. One process builds it; the others wait for its lock, which
 ends with the process that holds it.
 """
 

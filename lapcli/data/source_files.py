@@ -1,6 +1,6 @@
 """The files of a source, in the order in which they are read: local ones (brace ranges, globs) and those of the hub.
 
-Files of the hub stay in the Hugging Face library's own cache. A complete set of files that is already there is used
+Files of the hub stay in the Hugging Face library's own cache. A complete set of cached files is used
 without asking the hub: a run started today and one started next week read the same, with or without a network.
 Only missing files are downloaded, by `lap train` when it needs them and by `lap fetch` ahead of it. `revision` (a
 commit, tag or branch) pins the data set itself.

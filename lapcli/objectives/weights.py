@@ -55,7 +55,7 @@ class Weights:
 
 
 def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
-    """Find a source; UsageError or DataError with the next step if it is missing, incomplete or of unknown type."""
+    """Find a source; UsageError or DataError with the next step if it is missing, incomplete or unrecognised."""
     source = given.source
     check_start(source, runs_dir)
     if source.startswith(RUN):

@@ -104,7 +104,7 @@ class Extensions:
         recipe along.
         """
         if sort not in SORTS:
-            raise ValueError(f"there is no sort {sort!r} of extension; there are {', '.join(SORTS)}")
+            raise ValueError(f"there is no extension type {sort!r}; expected one of {', '.join(SORTS)}")
         name = entry.objective_name() if sort == "objective" else entry.name
         entries = _added.setdefault(sort, {})
         if name in entries:

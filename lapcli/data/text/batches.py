@@ -24,7 +24,7 @@ class TokenBatches:
         self.sequences_per_epoch = max(len(stream) - 1, 0) // context
         if self.sequences_per_epoch == 0:
             raise DataError(
-                f"the text has {len(stream):,} tokens, less than one sequence of {context:,} and its targets; "
+                f"the text has {len(stream):,} tokens, fewer than one sequence of {context:,} and its targets; "
                 "give more text or a smaller model.context"
             )
         self._stream, self._context, self._batch, self._seed, self._shuffled = stream, context, batch, seed, shuffled

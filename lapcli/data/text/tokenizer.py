@@ -224,7 +224,7 @@ _LONG_RUN = re.compile(r"(\w{2048}|\s{2048}|[^\w\s]{2048})")
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: int) -> Tokenizer:
-    """Learn `vocab` tokens, including the special ones, from the first `crop` characters of each text, `max_chars` in all."""
+    """Learn `vocab` tokens, special ones included, from the first `crop` characters of each text, up to `max_chars`."""
     ordinary = vocab - len(SPECIAL_TOKENS)
     learner = _assemble(models.BPE())
     # Ties among equally frequent pairs go to the smaller ids. The trainer would number the bytes by their printable

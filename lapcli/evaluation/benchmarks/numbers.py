@@ -74,7 +74,7 @@ class Spelling(Gsm8k):
     needs = frozenset({LANGUAGE, CHAT})
 
     def documents(self, split: str, data: Path | None) -> Documents:
-        """Generate rows that training does not see, from the words of the built-in text."""
+        """Generate rows that are not in the training set, from the words of the built-in text."""
         words = builtin_words()
         documents = []
         for number in range(SPELLING_DOCUMENTS):
