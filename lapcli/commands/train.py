@@ -83,7 +83,7 @@ def train(
     trackers = [*loaded.track, *map(str, track or [])]
     for tracker in trackers:
         require_extra(tracker, tracker)
-    say_start(f"{recipe.name} is checked; loading torch")
+    say_start(f"{recipe.name} is valid; loading torch")
     if needs_launch(processes, device):
         _check_machines(processes, loaded, device)
         # The ranks parse the same words again; `needs_launch` is false for them, since torchrun has set RANK.

@@ -254,7 +254,8 @@ def _tokenizer(source: NanochatCheckpoint, given: Path | None) -> Tokenizer:
     tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != source.vocab:
         raise UsageError(
-            f"{path} has {tokenizer.vocab_size:,} tokens, the model {source.vocab:,}; name its own with --tokenizer"
+            f"{path} has {tokenizer.vocab_size:,} tokens, but the model has {source.vocab:,}; name its tokenizer with "
+            "--tokenizer"
         )
     return tokenizer
 

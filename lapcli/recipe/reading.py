@@ -217,7 +217,7 @@ class _Reader:
             message = f"holds more than {_MAX_VALUES} values (aliases count in full); no recipe does"
             raise Unreadable(Problem(where, "", message))
         if node.tag:
-            self.problems.append(Problem(where, dotted(path), "recipes do not support tags (`!name`); remove it"))
+            self.problems.append(Problem(where, dotted(path), "recipes do not support tags (`!name`); remove the tag"))
         if isinstance(node, yaml.ScalarNode):
             return read_plain(node.value) if node.style is None else node.value
         if isinstance(node, yaml.SequenceNode):

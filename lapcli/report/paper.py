@@ -132,7 +132,7 @@ def averages(grid: Grid, row: RowKey) -> dict[str, float]:
 
 
 def _components(grids: Sequence[Grid]) -> ScoreTable:
-    """Make the table of k_0.99, of the pretrained models or of the stage that was analyzed."""
+    """Make the table of k_0.99 for the pretrained models or the analysed chat stage."""
     measure = "spectrum.k_0.99"
     notes: list[str] = []
     own = [grid for grid in of("language", grids) if measure in grid.measures()]
