@@ -278,12 +278,12 @@ def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
     try:
         found = read(path)
         if found.sha256 != sha256:
-            raise DataError(f"{path} holds other files (sha256 {found.sha256[:16]} here, {sha256[:16]} there)")
+            raise DataError(f"{path} contains different files (sha256 {found.sha256[:16]} here, {sha256[:16]} there)")
         return found
     except DataError as error:
         raise DataError(
             f"cannot resume from step {step}, which rank 0 chose: {error}; all machines need the same --runs-dir on a "
-            "shared file system, and a file system that lags needs a moment: run the same command again"
+            "shared file system; if it was only slow to synchronise, run the same command again"
         ) from None
 
 

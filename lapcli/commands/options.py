@@ -146,7 +146,7 @@ def one_run(by_position: str | None, by_option: str | None) -> str | None:
 def init_from(source: str | None, weights: Path | None, section: str = "train") -> list[str]:
     """Return `--init-from` and `--weights` in the form of `--set`."""
     if source is None and weights is not None:
-        raise UsageError("--weights is a file for --init-from timm:NAME; name the model with it")
+        raise UsageError("--weights requires --init-from timm:NAME, which names the model")
     if source is None:
         return []
     given = {"source": source, **({} if weights is None else {"weights": str(weights)})}
@@ -157,9 +157,7 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     """Return all changes to the recipe in the form of `--set`."""
     # Bytes of the command line that are not UTF-8 arrive as surrogates, which no YAML or JSON file can hold.
     if data is not None and (shown := str(data).encode("utf-8", "replace").decode()) != str(data):
-        raise UsageError(
-            f"--data {shown}: its name is not UTF-8, which a recipe needs; rename it, or make a link to it"
-        )
+        raise UsageError(f"--data {shown}: its name is not UTF-8, as recipes require; rename it, or link to it")
     # A local copy has the hub's files but not its revisions.
     local = [] if data is None else [f"data.train={json.dumps(str(data), ensure_ascii=False)}", "data.revision=null"]
     return [*(set_ or []), *local]

@@ -54,7 +54,7 @@ class Classification(ImageObjective[ClassificationRecipe]):
         if run.info.get("step", 0) == 0 and epochs and epochs * per_epoch >= self.steps:
             raise UsageError(
                 f"schedule.warmup_epochs {epochs:g} is {epochs * per_epoch:,.0f} steps ({per_epoch:,} an epoch), which "
-                f"do not fit into a run of {self.steps:,} steps; lower it, such as with --set schedule.warmup_epochs=0"
+                f"do not fit into a run of {self.steps:,} steps; lower it, e.g. --set schedule.warmup_epochs=0"
             )
         return facts
 

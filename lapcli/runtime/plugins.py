@@ -100,8 +100,8 @@ class Extensions:
     def add(self, sort: str, entry: Any) -> None:
         """Add an entry under its `name` to the registry of its type.
 
-        An objective is added by the type of its recipes, which names its class; an optimizer brings its section of a
-        recipe along.
+        An objective is added by its recipe type, which names its class; an optimizer also supplies its section of the
+        recipe.
         """
         if sort not in SORTS:
             raise ValueError(f"there is no extension type {sort!r}; expected one of {', '.join(SORTS)}")

@@ -92,7 +92,7 @@ class Corpus:
         yield from chain(split_document(first[0], self._fraction) if self.is_split else first, documents)
 
     def training_documents(self) -> Iterator[str]:
-        """Yield the documents that are not held out; to know which takes a pass over the source."""
+        """Yield the documents that are not held out; finding them needs a pass over the source."""
         doing = "training the tokenizer"
         if self._holds_out_a_file:
             for part in self.parts[:-1]:
