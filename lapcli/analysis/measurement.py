@@ -44,7 +44,7 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure: the options of `lap analyze` that a measurement can take, by name."""
+    """The options of `lap analyze` that a measurement can take, by name."""
 
     layer: str | None = None  # None: the measurement's `default_layers`
     tokens: Literal["all", "patch", "class"] = "all"

@@ -47,7 +47,7 @@ def rename_run(run: Run, name: str) -> Path:
 
 
 def remove_run(path: Path) -> int:
-    """Remove a run with all its files, also a damaged one; return the bytes that this frees."""
+    """Remove a run, even a damaged one, with all its files; return the number of freed bytes."""
     with locked(path):
         freed = size_of(path)
         _remove(path, path.with_name(f".{path.name}.removing"))

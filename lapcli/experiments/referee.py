@@ -175,8 +175,8 @@ def judge(
     """Judge each arm at the target's compute, or at the largest rung.
 
     `margin` is the difference below which an effect does not matter; `held_out` names the rung on which the trend is
-    tested instead of fitted. All arms count for Holm, the baseline against itself (A/A) among them. `multipliers`: with
-    their bootstrap.
+    tested instead of fitted. Holm's adjustment includes all arms, also the baseline against itself (A/A).
+    `multipliers`: also bootstrap the compute multipliers.
     """
     fitted = {name: [rung for rung in rungs if rung.name != held_out] for name, rungs in arms.items()}
     trends = {name: Trend(rungs) for name, rungs in fitted.items()}

@@ -265,7 +265,7 @@ def _adapt_vit(tensors: dict[str, Tensor], expected: Mapping[str, Tensor], lines
     if any(_LAYER_SCALE.search(name) for name in tensors):
         if not scales:
             raise UsageError(
-                "the weights were trained with LayerScale, and model.layer_scale is null: set it, such as with "
+                "the weights were trained with LayerScale, and model.layer_scale is null: set it, for example with "
                 "--set model.layer_scale=1e-4"
             )
     elif scales and "blocks.0.norm1.weight" in tensors:

@@ -76,7 +76,7 @@ def decode(encoded: bytes, name: str) -> Image.Image:
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             if image.mode == "F" or image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
-                raise ValueError(f"its mode {image.mode} has more than 8 bits per pixel; convert it")
+                raise ValueError(f"its mode {image.mode} has more than 8 bits per channel; convert it")
             return image.convert("RGB")
     except Exception as error:  # Pillow's readers raise many kinds of errors for damaged files
         reason = str(error).split(" <")[0] or type(error).__name__
