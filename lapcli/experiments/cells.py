@@ -263,6 +263,6 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
     if others:
         shown = "\n".join([*others[:_SHOWN], *([f"  and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else [])])
         raise UsageError(
-            f"runs of {len(others)} of the cells' names in {runs_dir} were started with another recipe:\n{shown}\n"
+            f"{len(others)} of the cells already exist as runs with another recipe in {runs_dir}:\n{shown}\n"
             "Choose new names with --name, or another --runs-dir. Nothing was started."
         )

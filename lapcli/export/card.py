@@ -77,7 +77,7 @@ def _card_data(exported: ExportedModel, to: str, scores: list[dict[str, Any]], n
 
 
 def _scores(run: Run, weights_sha256: str) -> list[dict[str, Any]]:
-    """Return the results of exactly these weights that can be better or worse, each with its conditions."""
+    """Return the results of exactly these weights that have a direction, each with its conditions."""
     frame = results(run.path)
     frame = frame[(frame.weights_sha256 == weights_sha256) & frame.direction.notna() & frame.value.notna()]
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")

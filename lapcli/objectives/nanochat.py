@@ -196,7 +196,7 @@ AGAIN = "download the checkpoint again, or name another"
 
 
 def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path | None = None) -> tuple[Run, bool]:
-    """Import a checkpoint; return the finished run, and whether it is new: the same import again changes nothing."""
+    """Import a checkpoint; return the finished run, and whether it is new: repeating an import changes nothing."""
     source = find_checkpoint(path)
     sha256 = sha256_of_file(source.file)
     if (runs_dir / name / INFO).is_file():
