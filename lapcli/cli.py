@@ -1,4 +1,4 @@
-"""The command line: registers the commands and turns errors into exit codes. For a fast `--help`, torch is not imported."""
+"""The command line: registers the commands and turns errors into exit codes. torch is not imported, for a fast `--help`."""
 
 import gc
 import os
