@@ -104,7 +104,7 @@ def bench_vit() -> None:
         source = ImageFiles(train="builtin", validation=0.2)
         origin = DataOrigin("the digits", "", "validation")
         device = torch.device("cpu")
-        examples = ImageExamples(Digits(), source, 224, origin, limit=32, seed=0, batch=8, device=device)
+        examples = ImageExamples(Digits(), source, 224, origin, limit=32, batch=8, device=device)
         return OpenedModel(anatomy_of(model), examples)
 
     print("every analysis of a ViT-B, 12 layers, 197 tokens, float32, random weights")

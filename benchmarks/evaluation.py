@@ -5,11 +5,10 @@ for each sample on the same model, and against lm-eval's own HFLM where `transfo
     answer text   the same contexts, four answers of 20 tokens
     pass@10       prompts of 330 tokens, ten samples of 64 tokens
 
-HFLM runs the same weights through the tests' wrapper: it groups letters as we do, computes a row for each answer text,
-and a row with a prefill of its own for each sample.
+HFLM runs the same weights through the export's modelling file: it groups letters as we do, computes a row for each
+answer text, and a row with a prefill of its own for each sample.
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -101,10 +100,33 @@ def _has_transformers() -> bool:
 
 def _hflm(model: GPT, tokenizer):  # type: ignore[no-untyped-def]
     """The ways in which HFLM is called by lm-eval, without the texts: the tokens are the same as ours."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    from hf_support import hflm
+    from lm_eval.models.huggingface import HFLM
+    from transformers import PreTrainedTokenizerFast
 
-    lm = hflm(model, tokenizer, Path(tempfile.mkdtemp()), batch=BATCH)
+    from lapcli.export.modeling_lap import LapConfig, LapForCausalLM
+
+    c = model.config
+    config = LapConfig(
+        vocab_size=c.vocab,
+        hidden_size=c.width,
+        num_hidden_layers=c.layers,
+        num_attention_heads=c.heads,
+        num_key_value_heads=c.groups,
+        max_position_embeddings=c.context,
+        final_logit_softcapping=c.softcap,
+        laplacian_heads=list(c.head_plan().per_layer),
+        rotary_base=c.rotary_base,
+        rotary_precision=c.rotary_precision,
+        tie_word_embeddings=False,
+    )
+    exported = LapForCausalLM(config).eval()
+    exported.load_state_dict(model.state_dict())
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(Path(folder) / "tokenizer.json")
+        words = PreTrainedTokenizerFast(
+            tokenizer_file=f"{folder}/tokenizer.json", bos_token="<|bos|>", eos_token="<|bos|>", pad_token="<|bos|>"
+        )
+    lm = HFLM(pretrained=exported, tokenizer=words, backend="causal", max_length=c.context, batch_size=BATCH)
 
     def likelihoods(questions: list[Question]) -> None:
         requests = [(("c", "a"), list(q.context), list(choice)) for q in questions for choice in q.continuations]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from measure import compare, mebibytes, peak_bytes
 
-from lapcli.heads.operator_attention import FirstValues
 from lapcli.models.gpt import Attention, GPTConfig
 
 TARGET = 1.05  # for those that are an epilogue of values and output alone
@@ -78,12 +77,9 @@ def forward_and_backward(operators: dict[str, Any], tokens: int, compiles: bool)
     layer = build(operators, tokens)
     angles = torch.rand(tokens, 1, WIDTH // HEADS // 2)
     x_BTC = torch.randn(1, tokens, WIDTH, requires_grad=True)
-    first_v = torch.randn(1, HEADS, tokens, WIDTH // HEADS)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        first = FirstValues()
-        first.v_BGTD = first_v
-        return layer(x, (angles.cos(), angles.sin()), None, first).sum()
+        return layer(x, (angles.cos(), angles.sin()), None).sum()
 
     function = torch.compile(forward, dynamic=False) if compiles else forward
 

@@ -1,4 +1,4 @@
-"""What "the same recipe" means: for averages over seeds, for the model card and for the comparison with the paper.
+"""What "the same recipe" means: for averages over seeds and for the comparison with the paper.
 
 Two runs have the same recipe if they agree in every key but the seed, names, and the keys that a resume may change
 (`runs.FREE_KEYS`). A stage of chat training is compared with all stages before it. Against the paper, the Laplacian
@@ -147,7 +147,7 @@ def _paper_keys(name: str, stage: str | None) -> dict[str, Any]:
 def _without_places(value: Any) -> Any:
     """Shorten the source of each data set of a chat mixture to its last part, so that hub, address and copy agree."""
     if isinstance(value, dict):
-        plain = {key: _without_places(inner) for key, inner in value.items() if key not in ("sha256", "revision")}
+        plain = {key: _without_places(inner) for key, inner in value.items() if key != "revision"}
         plain["held_out"] = plain.get("held_out") or None  # none held out, by default or because it is a copy
         if isinstance(value.get("source"), str):
             plain["source"] = value["source"].rstrip("/").rpartition("/")[2].rpartition(":")[2]

@@ -39,7 +39,7 @@ FIRST = [
     *sorted(SHARED_RUNS),
     "tests/experiments/test_search.py",
     "tests/runtime/test_launch.py",
-    "tests/training/test_kinds_in_two_processes.py",
+    "tests/training/test_objectives_in_two_processes.py",
     "tests/export/test_export.py",
     "tests/training/test_host_waits.py",
     "tests/extending/test_package.py",

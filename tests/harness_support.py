@@ -83,9 +83,6 @@ def arc_rows(count: int = 7) -> list[dict[str, Any]]:
     return rows
 
 
-SOLVED = "def add_{n}(a, b):\n    return a + b + {n}\n"
-
-
 def humaneval_rows() -> list[dict[str, str]]:
     return [
         {

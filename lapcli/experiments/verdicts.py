@@ -14,7 +14,7 @@ from lapcli.analysis.drawing import COLOURS, MARKERS, STYLE, UNDATED, panels
 from lapcli.analysis.measurement import Settings
 from lapcli.experiments.cells import progress
 from lapcli.experiments.ladder import AA, Ladder
-from lapcli.experiments.referee import Estimate, Finding, Rung, judge
+from lapcli.experiments.referee import ALPHA, Estimate, Finding, Rung, judge
 from lapcli.result_rows import results
 from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
@@ -84,7 +84,7 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
             f"rates do not transfer on this ladder: the optimum moves by a factor of {moves[worst]:.2g} ({worst}), "
             f"more than {file.transfer_within:g}; beyond the tuned rungs an arm is not at its optimum"
         )
-    if AA in findings and findings[AA].verdict in ("helps", "hurts"):
+    if AA in findings and findings[AA].adjusted_p <= ALPHA:  # also where the target is too far for a verdict
         notes.append("the baseline differs from itself (A/A): do not trust the other verdicts of this ladder")
     told: dict[str, Any] = {
         "ladder": ladder.name,

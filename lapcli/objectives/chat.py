@@ -25,7 +25,7 @@ from lapcli.generation.dialogue import transcript
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.measures.bits_per_byte import bits_per_byte
 from lapcli.objectives.language_model import GPTObjective
-from lapcli.objectives.objective import BatchPlan, PlanFacts
+from lapcli.objectives.objective import PlanFacts
 from lapcli.objectives.schedules import learning_rate_multiplier
 from lapcli.objectives.weights import InitialWeights
 from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe
@@ -187,7 +187,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
         """Download each data set of the mixtures once."""
         return fetch_data_sets(recipe, progress)
 
-    def plan_facts(self, batches: BatchPlan) -> PlanFacts:
+    def plan_facts(self) -> PlanFacts:
         counts = count_stage(self.recipe)
         facts = self.token_facts(counts["steps"])
         if not self._packed:

@@ -17,7 +17,7 @@ from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models import compiling
 from lapcli.models.vit import build_vit, forward_flops, without_decay
 from lapcli.objectives.image_objective import ImageObjective
-from lapcli.objectives.objective import BatchPlan, ParameterGroup, PlanFacts, decay_groups
+from lapcli.objectives.objective import ParameterGroup, PlanFacts, decay_groups
 from lapcli.objectives.schedules import cosine_multiplier
 from lapcli.objectives.weights import InitialWeights
 from lapcli.recipe.vision import ClassificationRecipe
@@ -130,7 +130,7 @@ class Classification(ImageObjective[ClassificationRecipe]):
             "validation_top5": accuracy.top(5),
         }
 
-    def plan_facts(self, batches: BatchPlan) -> PlanFacts:
+    def plan_facts(self) -> PlanFacts:
         section, train, data = self.recipe.model, self.recipe.train, self.recipe.data
         held_out = data.validation if isinstance(data.validation, float) else 0.0
         per_epoch = int((known_images(data.train) or 0) * (1 - held_out)) // train.batch

@@ -22,7 +22,6 @@ from lapcli.measures.bits_per_byte import bits_per_byte
 from lapcli.models.compiling import pad_rows
 from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
 from lapcli.objectives.objective import (
-    BatchPlan,
     LoadedModel,
     Objective,
     ParameterGroup,
@@ -295,7 +294,7 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         _, _, folders = tokenise(recipe.data, _tokenizer_to_fetch(recipe), share, progress)
         return {"source": recipe.data.train, "parts": len(folders[share]), "of_parts": len(folders)}
 
-    def plan_facts(self, batches: BatchPlan) -> PlanFacts:
+    def plan_facts(self) -> PlanFacts:
         recipe = self.recipe
         data = describe_source(recipe.data)
         return PlanFacts(data=data, **self.token_facts(recipe.train.steps))

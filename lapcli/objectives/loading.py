@@ -28,6 +28,7 @@ from lapcli.runtime.files import sha256_of_file
 
 SAFE = "model.safetensors"
 REMEDY = "give another file with --weights"
+FROM_A_FILE = "start a run from a file with `lap train --init-from timm:NAME --weights FILE`"
 STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on
 
 
@@ -178,13 +179,13 @@ def _refuse_laplacian(path: Path, metadata: dict[str, str]) -> None:
     plan = metadata.get("laplacian_heads")
     # `0` and `[0, 0]` are plain; every other plan has a number of heads.
     if plan is not None and any(digit in "123456789" for digit in plan):
-        raise DataError(f"{path} was trained with laplacian_heads {plan}, a stock ViT has none; use --run for its run")
+        raise DataError(f"{path} has laplacian_heads {plan}, a stock ViT has none; start with --init-from run:NAME")
 
 
 def _hub_weights(name: str, settings: dict[str, Any]) -> Path:
     repository = settings.get("hf_hub_id")
     if not repository:
-        raise UsageError(f"the hub has no weights for {name}; give a file with --weights")
+        raise UsageError(f"the hub has no weights for {name}; {FROM_A_FILE}")
     repository, _, revision = str(repository).partition("@")
     file, offline = settings.get("hf_hub_filename") or SAFE, hub_is_offline()
     try:
@@ -193,5 +194,5 @@ def _hub_weights(name: str, settings: dict[str, Any]) -> Path:
         why = "HF_HUB_OFFLINE is set and they are not on this machine" if offline else str(error).splitlines()[0]
         raise DataError(
             f"the weights of {name} cannot be loaded from {repository} on the hub ({why[:200]}); run this where the "
-            "hub can be reached, or give a file with --weights"
+            f"hub can be reached, or {FROM_A_FILE}"
         ) from None

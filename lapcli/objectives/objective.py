@@ -275,7 +275,7 @@ class Objective(ABC, Generic[R]):
         """Return a batch of that many examples with arbitrary values, for plans."""
         raise UsageError(f"recipes of {self.recipe.objective} cannot be planned: {type(self).__name__} has no batches")
 
-    def plan_facts(self, batches: BatchPlan) -> PlanFacts:
+    def plan_facts(self) -> PlanFacts:
         train = self.recipe.train
         return PlanFacts(steps=train.steps, data=f"not described by {type(self).__name__}", epochs=train.epochs)
 

@@ -27,7 +27,7 @@ from lapcli.models.dino_vit import Head, StudentTeacher, crop_flops
 from lapcli.objectives.dino_losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
 from lapcli.objectives.image_objective import ImageObjective
 from lapcli.objectives.neighbours import neighbour_accuracy
-from lapcli.objectives.objective import BatchPlan, ParameterGroup, PlanFacts
+from lapcli.objectives.objective import ParameterGroup, PlanFacts
 from lapcli.objectives.schedules import (
     parameter_groups,
     peak_rate,
@@ -211,7 +211,7 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
             )
         return {"validation_knn": accuracy}
 
-    def plan_facts(self, batches: BatchPlan) -> PlanFacts:
+    def plan_facts(self) -> PlanFacts:
         recipe, crops, patch = self.recipe, self.recipe.data.crops, self.recipe.model.patch
         global_tokens, local_tokens = ((size // patch) ** 2 + 1 for size in (crops.global_size, crops.local_size))
         tokens, images = GLOBALS * global_tokens + crops.locals * local_tokens, recipe.steps * recipe.train.batch

@@ -84,7 +84,7 @@ class TrainingPlan:
         self._objective = self._built()
         model, groups = self._objective.model, self._objective.parameter_groups()
         self.batches = objective_of(recipe)(recipe).plan_batches(processes)
-        self.facts = self._objective.plan_facts(self.batches)
+        self.facts = self._objective.plan_facts()
         self.steps = self.facts.steps
         section: Any = getattr(recipe, "model", None)
         self.heads: HeadPlan | None = section.head_plan() if isinstance(section, TransformerModel) else None

@@ -30,7 +30,7 @@ E = TypeVar("E")
 
 @dataclass(frozen=True)
 class Origin:
-    """The package that added an entry, as recorded in `run.json`."""
+    """The package that added an entry; the results of an analysis name it."""
 
     package: str
     version: str

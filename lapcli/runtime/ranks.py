@@ -151,7 +151,8 @@ def joined_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> It
     except RuntimeError as error:
         if is_out_of_memory(error):
             reason = str(error).splitlines()[0]
-            raise LapError(f"the device is out of memory ({reason}); use smaller batches, such as --batch 1") from error
+            advice = "use smaller batches: train.micro_batch of a training, --batch of `lap eval`"
+            raise LapError(f"the device is out of memory ({reason}); {advice}") from error
         if (explained := from_peer_error(error)) is None:
             raise
         raise explained from error

@@ -1,4 +1,4 @@
-"""`lap eval --tasks linear,knn,ade20k` on small runs and on a stock ViT, as a user types it."""
+"""`lap eval --tasks linear,knn,ade20k` on small runs, as a user types it."""
 
 import hashlib
 import json

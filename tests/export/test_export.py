@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # each export is verified in a process of its own
 
 
 def test_verified_by_the_command(tmp_path, capsys):
-    """One process for each format; transformers with every cache and a padded batch."""
+    """One process for each format; transformers with a padded batch."""
     pytest.importorskip("transformers", reason="the dev extra has it")
     gpt_run(tmp_path, laplacian_heads=[0, 3])
     code, out, err = run_main(capsys, "export", "--run", "gpt", "--to", "hf", "--runs-dir", str(tmp_path))

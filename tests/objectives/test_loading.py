@@ -60,7 +60,7 @@ def test_weights_that_do_not_fit_are_refused(weights, tmp_path):
     for file, message in (
         ("less.safetensors", r"blocks.3.norm1.weight \(and 11 more\) is missing from it"),
         ("more.safetensors", "extra.weight is not a tensor of the model"),
-        ("turned.safetensors", r"trained with laplacian_heads \[0, 1\], a stock ViT has none; use --run"),
+        ("turned.safetensors", r"laplacian_heads \[0, 1\], a stock ViT has none.*--init-from"),
         ("other.safetensors", r"cls_token has shape \[1, 1, 384\] and the model's has \[1, 1, 192\]"),
         ("eighths.safetensors", r"blocks.1.attn.proj.bias is torch.int8, not torch.float32"),
         ("broken.safetensors", "blocks.2.mlp.fc1.weight has values that are not finite"),

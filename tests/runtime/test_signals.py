@@ -45,7 +45,7 @@ def test_a_second_ctrl_c_stops_at_once_and_nothing_else_does():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_process_ends_with_its_parent(is_late, tmp_path):
+def test_a_process_ends_with_its_parent(is_late):
     """Stopped or not, and also if the parent died before the process asked for it."""
     inner = (
         "import os, signal, time; from lapcli.runtime.signals import end_with_parent\n"

@@ -83,8 +83,8 @@ class Benchmark:
                 f"{self.name} uses chat prompts, for which this run was not trained; use a run of `lap sft`"
             )
 
-    def read_row(self, row: Any, path: Path) -> Document:
-        """Return the document of a row of `path`; raise Malformed if it is not a row of this benchmark."""
+    def read_row(self, row: Any) -> Document:
+        """Return the document of a row; raise Malformed if it is not a row of this benchmark."""
         raise NotImplementedError
 
     def documents(self, split: str, data: Path | None) -> Documents:
@@ -94,7 +94,7 @@ class Benchmark:
         for path in paths:
             for number, row in enumerate(read_rows(path), start=1):
                 try:
-                    documents.append(self.read_row(row, path))
+                    documents.append(self.read_row(row))
                 except Malformed as error:
                     raise DataError(
                         f"{self.name}: {path} row {number} is not a row of {self.name} ({error}); "

@@ -1,7 +1,6 @@
 """ARC (Clark et al., 2018) and MMLU (Hendrycks et al., 2021): multiple choice by the choices' labels."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapcli.data.chat.conversation import Malformed
@@ -65,7 +64,7 @@ class Arc(Choices):
         self.name, self.label, self.config = label.lower().replace("-", "_"), label, label
         self.lm_eval_file = f"arc/{self.name}.yaml"
 
-    def read_row(self, row: Any, path: Path) -> Document:
+    def read_row(self, row: Any) -> Document:
         question, texts, labels, answer = read_choices(row)
         return {"question": question, "choices": {"text": texts, "label": labels}, "answerKey": answer}
 
@@ -80,7 +79,7 @@ class Mmlu(Choices):
     repository, config = "cais/mmlu", "all"
     lm_eval_splits = ("test", "dev")
 
-    def read_row(self, row: Any, path: Path) -> Document:
+    def read_row(self, row: Any) -> Document:
         question, texts, labels, answer = read_choices(row)
         if not isinstance(row, Mapping) or not isinstance(row.get("subject"), str):
             raise Malformed("no text under 'subject'")

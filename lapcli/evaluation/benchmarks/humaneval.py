@@ -37,7 +37,7 @@ class HumanEval(Benchmark):
     lm_eval_file = "humaneval/humaneval.yaml"
     is_sampled = True
 
-    def read_row(self, row: Any, path: Path) -> Document:
+    def read_row(self, row: Any) -> Document:
         return texts_of(row, "task_id", "prompt", "canonical_solution", "test", "entry_point")
 
     def paper_task(self, request: "Request") -> PreparedTask:

@@ -56,7 +56,7 @@ class Gsm8k(Benchmark):
     lm_eval_splits = ("test", "train")
     is_sampled = True
 
-    def read_row(self, row: Any, path: Path) -> Document:
+    def read_row(self, row: Any) -> Document:
         document = texts_of(row, "question", "answer")
         number = final_number(document["answer"])
         if number is None:

@@ -17,7 +17,7 @@ def test_it_is_the_documentation_of_this_python():
     assert textwrap.fill.__doc__.splitlines()[0] in module
 
 
-def test_sources_are_never_run(tmp_path, monkeypatch):
+def test_sources_are_never_run(tmp_path):
     (tmp_path / "evil.py").write_text('"""A docstring."""\nraise SystemExit("ran")\n')
     (tmp_path / "broken.py").write_text("def (:\n")
     (tmp_path / "latin.py").write_bytes(b'"""\xe9"""\n')

@@ -65,7 +65,6 @@ def _rank(environment, fails, place, error, arguments, folder):
 
         owner, name = {
             "job": (adapter, "score"),
-            "prompts": (adapter.LapLM, "apply_chat_template"),
             "loading": (run_tasks, "open_run"),
         }[place]
         setattr(owner, name, raises)
