@@ -1,9 +1,9 @@
-"""What the commands do, from Python.
+"""The Python interface to the commands.
 
 import lapcli
 
 run = lapcli.train("recipes/quickstart.yaml", {"train.steps": 10})
-run = lapcli.load("quickstart")             # or of an earlier session, or another checkpoint of it
+run = lapcli.load("quickstart")             # or one trained earlier, or another of its checkpoints
 run.model, run.tokenizer, run.recipe        # of an image model: run.transform instead of a tokenizer
 run.metrics                                 # the curves, a pandas frame
 run.results                                 # every score and measurement, a row each
@@ -71,7 +71,7 @@ class Measured:
 
 
 class OpenRun:
-    """A run: its recipe and numbers at once, its model when it is first asked for."""
+    """A run. Recipe and numbers are read at once, the model is loaded on first use."""
 
     def __init__(self, run: Run, checkpoint: str = "last") -> None:
         self.run, self.checkpoint = run, checkpoint
@@ -111,7 +111,7 @@ class OpenRun:
         """The transform from an image to the pixels that the model was evaluated on, before normalisation."""
         images, size = self.loaded.images, self.loaded.image_size
         if images is None or size is None:
-            raise UsageError(f"{self.run.name} is not a model of images; it has a tokenizer")
+            raise UsageError(f"{self.run.name} is not an image model; it has a tokenizer")
         return evaluation_transform(images, size)
 
     def sample(self, prompt: str, max_tokens: int = 64, temperature: float = 0.0, top_k: int | None = None) -> str:

@@ -104,17 +104,17 @@ class Saver:
         return save(model=model, optimizer=optimizer, world=self._world, **others)
 
     def start(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], **others: Any) -> None:
-        """Save in the background, after the one before has been waited for. A collective, like `save`."""
+        """Save in the background, after waiting for the previous save. A collective, like `save`."""
         copies = BlockingAsyncStager().stage({"model": dict(model), "optimizer": dict(optimizer)})
         self._pending = self._thread.submit(self.save, **copies, **others)
 
     def wait(self) -> Checkpoint | None:
-        """Return the checkpoint that was being saved, if any, once it is complete; raise what went wrong with it."""
+        """Return the checkpoint that was being saved, if any, once it is complete; raise its error if it failed."""
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()
 
     def close(self) -> None:
-        """Let the last save end, also when the training has failed: the next start must not meet its files."""
+        """Wait for the last save, also after a failed training: the next start must not find its files."""
         self._thread.shutdown()
 
 
@@ -278,12 +278,12 @@ def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
     try:
         found = read(path)
         if found.sha256 != sha256:
-            raise DataError(f"{path} holds other files (sha256 {found.sha256[:16]} here, {sha256[:16]} there)")
+            raise DataError(f"{path} contains different files (sha256 {found.sha256[:16]} here, {sha256[:16]} there)")
         return found
     except DataError as error:
         raise DataError(
             f"cannot resume from step {step}, which rank 0 chose: {error}; all machines need the same --runs-dir on a "
-            "shared file system, and a file system that lags needs a moment: run the same command again"
+            "shared file system; if it was only slow to synchronise, run the same command again"
         ) from None
 
 
@@ -350,7 +350,7 @@ def read_tensors(path: Path, remedy: str = REMEDY) -> dict[str, Tensor]:
 
 
 def _declared(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of which a folder has the parts, without their values."""
+    """Return the tensors whose parts are in a folder, without their values."""
     try:
         known = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     except (OSError, SafetensorError, ValueError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""The command line: registers the commands and turns errors into exit codes. torch is not imported: help is quick."""
+"""The command line: registers commands and turns errors into exit codes. It imports no torch, for a fast `--help`."""
 
 import gc
 import os

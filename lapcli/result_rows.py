@@ -76,7 +76,7 @@ def row(
 
 
 def add_rows(run: Run, rows: Iterable[dict[str, Any]]) -> None:
-    """Append rows to the run's table, with what is known about this process."""
+    """Append rows to the run's table, with facts about this process."""
     same = {"run": run.name, "seed": run.recipe.seed}
     here = {"time": now(), "versions": versions(), "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}
     lines = [json.dumps({**same, **each, **here}) + "\n" for each in rows]
@@ -84,7 +84,7 @@ def add_rows(run: Run, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the intact rows of a run's folder; a line that was cut by a kill is skipped."""
+    """Return the intact rows of a run's folder; a line truncated by a kill is skipped."""
     try:
         lines = (path / RESULTS).read_bytes().splitlines()
     except OSError:

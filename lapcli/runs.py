@@ -82,7 +82,7 @@ class Run:
         return self.path / METRICS
 
     def update(self, **changes: Any) -> None:
-        """Change facts in `run.json`; the recipe is written along."""
+        """Change facts in `run.json`; the recipe is written with them."""
         if self.lock is not None and not (self.path / INFO).is_file():
             raise LapError(
                 f"{self.path} was moved or removed while it was being trained; nothing more is written. "
@@ -172,7 +172,7 @@ def new_run(
 def _claimed(path: Path, files: Collection[str] = ()) -> Iterator[BaseFileLock]:
     """Make the folder of a run, unless it exists, and take its lock, which is released if the block fails.
 
-    A folder without `run.json` must have nothing but what a start that was killed leaves: hidden files, a recipe, and
+    A folder without `run.json` may only contain what a killed start leaves behind: hidden files, a recipe, and
     the `files` of this one.
     """
     try:
@@ -276,7 +276,7 @@ def is_untrained(run: Run) -> bool:
 
 
 def warn_about_edits(run: Run, say: Callable[[str], None]) -> None:
-    """Say which keys somebody edited in `recipe.yaml`, which is only a copy of the recipe in `run.json`."""
+    """Report which keys were edited in `recipe.yaml`, which is only a copy of the recipe in `run.json`."""
     file = run.path / RECIPE
     try:
         if file.read_text(encoding="utf-8") == to_yaml(run.recipe):
@@ -318,7 +318,7 @@ def read_run(path: Path) -> Run:
     info = read_info(path)
     recipe = recipe_from_dict(info.pop("recipe"), str(path / INFO))
     if not isinstance(recipe, BaseRecipe):
-        raise UsageError(f"{path} has no recipe of a run; name another run")
+        raise UsageError(f"{path} does not contain a run's recipe; name another run")
     return Run(path, recipe, info)
 
 

@@ -54,7 +54,7 @@ class TensorBoard:
 
 
 class HostedRun:
-    """A run in W&B, found by its id, or in trackio's store on this machine, found by its name; WANDB_PROJECT,
+    """A run in W&B, identified by its id, or in trackio's local store, identified by its name; WANDB_PROJECT,
     WANDB_MODE and TRACKIO_DIR count."""
 
     def __init__(self, package: str, run: Run) -> None:
@@ -102,7 +102,7 @@ def open_tracker(name: str, run: Run, first_step: int) -> Tracker:
 
 
 class _Background:
-    """A tracker in a thread of its own, so that none of its calls delays a step; dropped with a warning if it fails."""
+    """A tracker in a separate thread, so that none of its calls delays a step; dropped with a warning if it fails."""
 
     def __init__(self, name: str, folder: Path, first_step: int, warn: Callable[[str], None]) -> None:
         self._name, self._folder, self._warn = name, folder, warn
@@ -115,7 +115,7 @@ class _Background:
         self._put((step, values))
 
     def end(self) -> None:
-        """Let the thread close the tracker after what is waiting."""
+        """Let the thread close the tracker after the queued lines."""
         self._put(None)
 
     def wait(self, seconds: float) -> None:

@@ -176,7 +176,7 @@ def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
 
 
 def to_csv(analysis: Analysis) -> str:
-    """Write one number in each line: `index` is the rank or head of a series, or the point of a scatter plot."""
+    """Write one number per line: `index` is the rank or head of a series, or the point of a scatter plot."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["run", "weights", "laplacian_heads", "layer", "quantity", "index", "value"])

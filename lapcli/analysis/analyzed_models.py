@@ -33,7 +33,7 @@ STOCK_GIVES = frozenset({CLASSES, FEATURES})  # of timm's models, with their cla
 
 @dataclass(frozen=True)
 class Selection:
-    """Models and data as the command line names them."""
+    """Models and data as named on the command line."""
 
     models: Sequence[str] = ()  # timm:NAME
     init: bool = False

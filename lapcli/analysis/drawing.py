@@ -96,7 +96,7 @@ def labels(runs: Sequence[ModelResult]) -> list[str]:
 
 
 def titles(runs: Sequence[ModelResult]) -> list[str]:
-    """Return the labels for narrow panels: the names of runs are shortened, on a line of their own."""
+    """Return the labels for narrow panels: run names are shortened, on a separate line."""
     return [_shown(label).replace(" (", "\n(") for label in labels(runs)]
 
 
@@ -108,7 +108,7 @@ def _shown(label: str) -> str:
 
 @dataclass
 class Line:
-    """The runs that are one line or one bar: those that differ in their seeds alone."""
+    """The runs that share one line or bar, because they differ only in their seeds."""
 
     label: str
     runs: list[ModelResult]
@@ -146,7 +146,7 @@ def lines_of(runs: Sequence[ModelResult]) -> list[Line]:
 
 
 def is_one_point(runs: Sequence[ModelResult]) -> bool:
-    """Return whether a figure would be a single bar or point, which the table says as well."""
+    """Return whether a figure would be a single bar or point, which the table shows as well."""
     return len(lines_of(runs)) == 1 and len(runs[0].layers) == 1
 
 
@@ -157,7 +157,7 @@ def legend_title(runs: Sequence[ModelResult]) -> str:
 
 
 def show_at_least(axes: Any, share: float = 0.1) -> None:
-    """Widen the vertical axis to at least this share of its largest value, so that noise does not fill the panel."""
+    """Widen the vertical axis to at least this fraction of its largest value, so that noise does not fill the panel."""
     low, high = axes.dataLim.y0, axes.dataLim.y1
     if not (np.isfinite(low) and np.isfinite(high)):
         return

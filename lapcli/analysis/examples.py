@@ -103,7 +103,7 @@ class _TokenNames(Sequence[str]):
 
 
 class ImageExamples:
-    """Images as they are evaluated: resized, cropped, not augmented; `limit` takes a random choice, always the same."""
+    """Images as in evaluation: resized, cropped, not augmented; `limit` selects a fixed random subset."""
 
     by_token = False  # each sequence has a class
 

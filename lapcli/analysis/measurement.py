@@ -44,7 +44,7 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure: the options of `lap analyze` that a measurement can take, by name."""
+    """The options of `lap analyze` that a measurement can take, by name."""
 
     layer: str | None = None  # None: the measurement's `default_layers`
     tokens: Literal["all", "patch", "class"] = "all"
@@ -54,13 +54,13 @@ class Settings:
 
     @property
     def variant(self) -> str:
-        """A folder name that tells results of other settings apart; empty for the default ones."""
+        """A folder name that identifies non-default settings; empty for the defaults."""
         words = [f"{name}-{value}" for name, value in {**self.given("layer", *CONDITIONS), **self.subject}.items()]
         plain = [word if re.fullmatch(r"[\w.,-]{1,40}", word) else digest(word)[:8] for word in words]
         return "_".join(plain)
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return those of these options that do not have their default value."""
+        """Return the given options that differ from their defaults."""
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
@@ -74,7 +74,7 @@ CONDITIONS = ("tokens",)  # reports do not compare numbers that were measured wi
 
 
 class NotApplicable(UsageError):
-    """A measurement that is not possible for this model on this data."""
+    """The measurement does not apply to this model and data."""
 
 
 class Measurement:

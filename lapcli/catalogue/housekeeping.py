@@ -33,7 +33,7 @@ def rename_run(run: Run, name: str) -> Path:
     if names := list(dependent_runs(run.path)):
         raise UsageError(
             f"{run.name} cannot be renamed: {', '.join(names)} started from it and refer to it by its name; copy the "
-            "folder to have it under another name"
+            "folder to get a run of another name"
         )
     new = run.path.with_name(name)
     with locked(run.path):
@@ -47,7 +47,7 @@ def rename_run(run: Run, name: str) -> Path:
 
 
 def remove_run(path: Path) -> int:
-    """Remove a run with all its files, also a damaged one; return the bytes that this frees."""
+    """Remove a run, even a damaged one, with all its files; return the number of freed bytes."""
     with locked(path):
         freed = size_of(path)
         _remove(path, path.with_name(f".{path.name}.removing"))
@@ -55,7 +55,7 @@ def remove_run(path: Path) -> int:
 
 
 def dependent_runs(path: Path) -> dict[str, str]:
-    """Find runs in the same folder that started from this one: name, and sha256 of the weights they started from."""
+    """Find runs in the same folder that started from this one: name and sha256 of their initial weights."""
     starts = {other.name: started_from(read_run(other)) for other in runs_in(path.parent) if other != path}
     return {
         name: start[1]
@@ -65,7 +65,7 @@ def dependent_runs(path: Path) -> dict[str, str]:
 
 
 def refuse_running(paths: Sequence[Path]) -> None:
-    """Raise for the first run that is being trained, before any of them is touched."""
+    """Raise if any run is being trained, before any of them is touched."""
     for path in paths:
         with locked(path):
             pass

@@ -21,12 +21,12 @@ _MACHINE = ("device", "world_size", "threads")
 
 
 def matching_runs(runs_dir: Path, names: Sequence[str]) -> list[Path]:
-    """Return the folders of the runs with these names, folders or patterns; all runs without any."""
+    """Return the folders of the runs with these names, folders or patterns; by default all runs."""
     return find_paths(names, runs_dir) if names else runs_in(runs_dir)
 
 
 def list_runs(runs_dir: Path, names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """List runs, the one written last first. For a damaged run, `problem` says what is wrong."""
+    """List runs, the most recently written first. For a damaged run, `problem` gives the reason."""
     listed = []
     for path in matching_runs(runs_dir, names):
         try:

@@ -55,7 +55,7 @@ def chosen_runs(runs_dir: Path, names: Sequence[str], metric: str) -> list[Path]
 
 
 def read_watched_run(path: Path, metric: str) -> WatchedRun:
-    """Read what the run has written so far; a half-written line is left out."""
+    """Read what the run has written so far; an incomplete line is skipped."""
     info = read_info(path)
     lines = read_metrics(path / METRICS)
     values: dict[str, float] = {}

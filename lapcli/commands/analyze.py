@@ -30,7 +30,7 @@ class WithMeasurements(TyperCommand):
         from lapcli.analysis.measurements import MEASUREMENTS
 
         with formatter.section("Measurements"):
-            everything = "Everything that fits the run's kind, in one pass over the data."
+            everything = "Every applicable measurement, in one pass over the data."
             helps = [(name, MEASUREMENTS[name].help) for name in MEASUREMENTS.built_in()]
             formatter.write_dl([*helps, (ALL, everything)])
         super().format_epilog(ctx, formatter)
@@ -49,7 +49,7 @@ def _measurement(name: str) -> str:
 
 def analyze(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", callback=_measurement, help="A measurement of the list below, or all.")
+        str, typer.Argument(metavar="WHAT", callback=_measurement, help="A measurement from the list below, or all.")
     ],
     names: Annotated[
         list[str] | None,
@@ -80,13 +80,13 @@ def analyze(
         typer.Option("--limit", min=1, help="Sequences or images.", show_default="512 of text, all images"),
     ] = None,
     layer: Annotated[
-        str | None, typer.Option("--layer", help="last, all, 3, 0,5,11 or 6-11; from 0, -1 is the last.")
+        str | None, typer.Option("--layer", help="last, all, 3, 0,5,11 or 6-11; counted from 0, -1 is the last.")
     ] = None,
     tokens: Annotated[
-        Literal["all", "patch", "class"], typer.Option("--tokens", help="Which tokens of an image.")
+        Literal["all", "patch", "class"], typer.Option("--tokens", help="Image tokens to measure.")
     ] = "all",
     classes: Annotated[
-        str | None, typer.Option("--classes", metavar="A,B,C", help="Names or numbers of classes: simplex and pca.")
+        str | None, typer.Option("--classes", metavar="A,B,C", help="Names or numbers of classes, for simplex and pca.")
     ] = None,
     image: Annotated[
         list[Path] | None, typer.Option("--image", help="An image file, for features; repeatable.")
@@ -108,7 +108,7 @@ def analyze(
     # Before torch is imported: a mistake is refused within half a second.
     for path in image or []:
         if not path.is_file():
-            raise UsageError(f"--image {path} does not exist; name a file with an image")
+            raise UsageError(f"--image {path} does not exist; name an image file")
     usual = {"checkpoint": "last", "data": None, "split": "validation", "limit": None}
     given: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "split": split, "limit": limit}
     settings = Settings(layer, tokens, classes, tuple(image or ()))

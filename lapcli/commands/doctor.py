@@ -24,15 +24,15 @@ Examples:
 def doctor(
     only: Annotated[
         Section | None,
-        typer.Option("--only", help="One section; by default all of them, in this order."),
+        typer.Option("--only", help="Run this section only; by default all, in this order."),
     ] = None,
     nproc: options.Nproc = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Check that this machine computes, trains and synchronises correctly.
 
-    Each check passes, warns or fails, with its number and what to do; exit code 1 if one fails. Takes a minute or two,
-    works in a temporary folder, and sends nothing anywhere. A bug report should contain its JSON.
+    Each check passes, warns or fails, with its value and the next step; exit code 1 if any fails. It takes a minute or
+    two, works in a temporary folder, and sends no data anywhere. Attach its JSON to bug reports.
     """
 
     if nproc != "auto":

@@ -24,7 +24,7 @@ def export(
     run: options.Run = None,
     run_option: options.RunOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write; by default export/FORMAT in the run.")
+        Path | None, typer.Option("--out", help="Output folder; by default export/FORMAT in the run.")
     ] = None,
     checkpoint: options.Checkpoint = "last",
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bf16 or float16.")] = "float32",
@@ -32,7 +32,7 @@ def export(
         bool | None,
         typer.Option(
             "--verify/--no-verify",
-            help="Load the folder with the target library alone and compare; default if it is installed.",
+            help="Load the folder with only the target library and compare; the default if it is installed.",
         ),
     ] = None,
     runs_dir: options.RunsDir = None,

@@ -1,4 +1,4 @@
-"""`lap fetch RECIPE`: do everything that a run needs the network for, and print the sizes."""
+"""`lap fetch RECIPE`: download and prepare everything for which a run needs the network, and print the sizes."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def fetch(
     data: options.Data = None,
     part: Annotated[
         str | None,
-        typer.Option("--part", metavar="I/N", help="Tokenise only the i-th of n parts of the text, for array jobs."),
+        typer.Option("--part", metavar="I/N", help="Tokenise only part i of n of the text, for array jobs."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -45,7 +45,7 @@ def fetch(
         elif hasattr(objective, "fetch_part"):
             fetched = objective.fetch_part(loaded, _share(part), progress)
         else:
-            raise UsageError(f"--part: recipes of {loaded.objective} have no text to tokenise by part; leave it out")
+            raise UsageError(f"--part: recipes of {loaded.objective} have no text to tokenise in parts; leave it out")
     if as_json:
         print(json.dumps(fetched, indent=2))
         return
@@ -55,7 +55,7 @@ def fetch(
 
 
 def _share(part: str) -> slice:
-    """Return which parts of the token store `--part i/n` names."""
+    """Return the parts of the token store that `--part i/n` selects."""
     match = re.fullmatch(r"(\d+)/(\d+)", part)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"--part {part[:40]!r} is not I/N with I from 1 to N, such as 3/8")

@@ -29,7 +29,7 @@ def import_(
     ] = None,
     runs_dir: options.RunsDir = None,
 ) -> None:
-    """Import a nanochat checkpoint as a finished run: of late 2025, or of the author's fork."""
+    """Import a nanochat checkpoint of late 2025, or of the author's fork, as a finished run."""
 
     from lapcli.runs import check_name
 

@@ -1,4 +1,4 @@
-"""`lap init`: write a commented recipe as the start of one's own."""
+"""`lap init`: write a commented starter recipe."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,7 +37,7 @@ def init(
     values = None
     if data is not None:
         if job != "images":
-            raise UsageError(f"--data is looked at for --job images; for {job}, set data.train in the recipe")
+            raise UsageError(f"--data is only for --job images; for {job}, set data.train in the recipe")
         from lapcli.data.images.sources import first_values
 
         values = first_values(data)

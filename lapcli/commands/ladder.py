@@ -1,4 +1,4 @@
-"""`lap ladder LADDER.yaml`: compare arms over several sizes, and say whether they help and how far that is known."""
+"""`lap ladder LADDER.yaml`: compare arms over several sizes, and report whether they help and with what certainty."""
 
 import sys
 from pathlib import Path
@@ -32,17 +32,19 @@ def ladder(
         str | None, typer.Option("--arms", metavar="A,B", help="Only these arms; the baseline is always run.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--target", metavar="RUNG|FLOPS", help="Where to predict the difference.")
+        str | None, typer.Option("--target", metavar="RUNG|FLOPS", help="Scale at which to predict the difference.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="24h", help="Leave out the rungs that would take longer.")
+        str | None, typer.Option("--budget", metavar="24h", help="Skip the rungs that would exceed this time.")
     ] = None,
     jobs: options.Jobs = None,
     set_: options.Set = None,
     data: options.Data = None,
     runs_dir: options.RunsDir = None,
     nproc: options.Nproc = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print runs, hours, disk and what could be seen.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print runs, hours, disk use and detectable difference.")
+    ] = False,
     gpu: Annotated[
         str | None,
         typer.Option("--gpu", metavar="NAME", help="GPU to estimate hours for, as of lap plan; default: this machine."),
@@ -52,7 +54,7 @@ def ladder(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compare arms with a baseline over several sizes: does a change help, and still at a larger scale?"""
+    """Compare arms with a baseline over several sizes: does a change help, and does it still help at a larger scale?"""
     from lapcli.experiments import runner
     from lapcli.experiments.cells import refuse_others
     from lapcli.experiments.ladder import Ladder, LadderChooser
@@ -62,7 +64,7 @@ def ladder(
 
     if validate:
         if file or arms or target or budget or jobs or set_ or data or runs_dir or gpu or dry_run or nproc != "auto":
-            raise UsageError("--validate simulates ladders and reads none; leave the file and the other options out")
+            raise UsageError("--validate only simulates ladders; leave out the file and the other options")
         _validate(as_json)
         return
     if file is None:

@@ -1,4 +1,4 @@
-"""Options that commands share, and the names that the shell offers for them: they read the same everywhere."""
+"""Options shared by commands, so that they read the same everywhere, and their shell completion."""
 
 import json
 import shlex
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Return the names that the shell offers for a run."""
+    """Complete the name of a run."""
     names = [path.parent.name for path in default_runs_dir().glob("*/run.json")]
     return sorted(name for name in names if name.startswith(incomplete))
 
 
 def recipe_names(incomplete: str) -> list[str]:
-    """Return what the shell offers for a recipe: shipped ones by name, and files and folders below what was typed."""
+    """Complete a recipe: shipped ones by name, and files and folders that begin with the typed text."""
     from lapcli.recipe.loading import shipped_recipes
 
     folder = shipped_recipes()
@@ -92,11 +92,11 @@ Weights = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", help="Move an existing run of that name aside and start over.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be trained, and stop; no data is read.")]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=1, max=1024, help="Runs at a time; they share the GPUs. Default: 1.")
+    int | None, typer.Option("--jobs", min=1, max=1024, help="Concurrent runs, which share the GPUs. Default: 1.")
 ]
 Nproc = Annotated[str, typer.Option("--nproc", metavar="N|auto", help="Processes on this machine; auto: one per GPU.")]
 Nnodes = Annotated[
-    str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="Number of machines, or how many may come and go.")
+    str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="Number of machines, or the range of an elastic launch.")
 ]
 NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Rank of this machine; --rdzv names that of rank 0.")]
 Rdzv = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Address at which the machines connect.")]
@@ -108,12 +108,10 @@ StepTimeout = Annotated[
         min=0.01,
         max=100_000,
         envvar="LAP_STEP_TIMEOUT",
-        help="How long ranks wait for each other, also while one saves or compiles.",
+        help="Minutes that ranks wait for each other, including while one saves or compiles.",
     ),
 ]
-MaxRestarts = Annotated[
-    int, typer.Option("--max-restarts", help="How often to restart and resume after a rank has died.")
-]
+MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="Maximum number of restarts after a rank has died.")]
 
 
 class TrackerName(StrEnum):
@@ -127,19 +125,19 @@ class TrackerName(StrEnum):
 Track = Annotated[
     list[TrackerName] | None,
     typer.Option(
-        "--track", help="Mirror the run to this tracker while it trains, like the recipe's `track`; repeatable."
+        "--track", help="Mirror the run to this tracker during training, like the recipe's `track`; repeatable."
     ),
 ]
 Checkpoint = Annotated[str, typer.Option("--checkpoint", help="last, best, or the step of a kept checkpoint.")]
 Temperature = Annotated[
-    float, typer.Option("--temperature", min=0, max=100, help="Sampling temperature; 0: always the likeliest token.")
+    float, typer.Option("--temperature", min=0, max=100, help="Sampling temperature; 0 is greedy decoding.")
 ]
 TOP_K = 50  # samples are drawn from the likeliest tokens
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def one_run(by_position: str | None, by_option: str | None) -> str | None:
-    """Return the run that is named in one of the two ways; None if it is not named."""
+    """Return the run named by position or by --run; None if neither is given."""
     if by_position is not None and by_option is not None:
         raise UsageError(f"{by_position[:60]!r} and --run {by_option[:60]!r} name two runs; leave one of them out")
     return by_option if by_position is None else by_position
@@ -148,7 +146,7 @@ def one_run(by_position: str | None, by_option: str | None) -> str | None:
 def init_from(source: str | None, weights: Path | None, section: str = "train") -> list[str]:
     """Return `--init-from` and `--weights` in the form of `--set`."""
     if source is None and weights is not None:
-        raise UsageError("--weights is a file for --init-from timm:NAME; name the model with it")
+        raise UsageError("--weights requires --init-from timm:NAME, which names the model")
     if source is None:
         return []
     given = {"source": source, **({} if weights is None else {"weights": str(weights)})}
@@ -159,9 +157,7 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     """Return all changes to the recipe in the form of `--set`."""
     # Bytes of the command line that are not UTF-8 arrive as surrogates, which no YAML or JSON file can hold.
     if data is not None and (shown := str(data).encode("utf-8", "replace").decode()) != str(data):
-        raise UsageError(
-            f"--data {shown}: its name is not UTF-8, which a recipe needs; rename it, or make a link to it"
-        )
+        raise UsageError(f"--data {shown}: its name is not UTF-8, as recipes require; rename it, or link to it")
     # A local copy has the hub's files but not its revisions.
     local = [] if data is None else [f"data.train={json.dumps(str(data), ensure_ascii=False)}", "data.revision=null"]
     return [*(set_ or []), *local]

@@ -1,4 +1,4 @@
-"""`lap plan RECIPE`: estimate what a recipe needs, before anything starts."""
+"""`lap plan RECIPE`: estimate what a recipe needs before anything starts."""
 
 import json
 import sys
@@ -36,11 +36,11 @@ def plan(
         typer.Option("--gpu", metavar="NAME", help=f"cpu, or one of {', '.join(GPUS)}; by default this machine's."),
     ] = None,
     tflops: Annotated[
-        float | None, typer.Option("--tflops", min=0.1, help="Peak of any other GPU in the precision of the run.")
+        float | None, typer.Option("--tflops", min=0.1, help="Peak TFLOPs of an unlisted GPU in the run's precision.")
     ] = None,
-    memory: Annotated[float | None, typer.Option("--memory", min=0.1, help="GB of memory of that GPU.")] = None,
+    memory: Annotated[float | None, typer.Option("--memory", min=0.1, help="Memory of that GPU in GB.")] = None,
     bandwidth: Annotated[
-        float | None, typer.Option("--bandwidth", min=0.1, help="GB a second between two such GPUs, in one direction.")
+        float | None, typer.Option("--bandwidth", min=0.1, help="Bandwidth between two such GPUs, GB/s per direction.")
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, max=4096, help="Number of GPUs.")] = None,
     probe: Annotated[
@@ -49,9 +49,11 @@ def plan(
     ] = None,
     mfu: Annotated[
         float | None,
-        typer.Option("--mfu", min=0.01, max=1, help="Fraction of the peak to assume; by default by objective."),
+        typer.Option(
+            "--mfu", min=0.01, max=1, help="Assumed fraction of the peak; the default depends on the objective."
+        ),
     ] = None,
-    price: Annotated[float | None, typer.Option("--price", min=0, help="Price of a GPU for an hour.")] = None,
+    price: Annotated[float | None, typer.Option("--price", min=0, help="Price per GPU hour.")] = None,
     run: Annotated[
         str | None,
         typer.Option("--run", help="Chat recipes: the pretrained run to start from; by default the newest finished."),
@@ -59,7 +61,7 @@ def plan(
     runs_dir: options.RunsDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Estimate what a recipe needs: parameters, FLOPs, memory, disk and hours. Exit code 3: it does not fit."""
+    """Estimate a recipe's parameters, FLOPs, memory, disk and hours. The exit code is 3 if it does not fit."""
 
     from lapcli.planning import plan_training
 
@@ -83,13 +85,13 @@ def plan(
 
 
 def _run_recipes(recipe: "AnyRecipe", runs_dir: "Path", run: str | None) -> "dict[str, BaseRecipe]":
-    """Return the recipes of the runs that a recipe file results in, by stage; the first stage starts from `run`."""
+    """Return the recipes of a recipe file's runs by stage; the first stage starts from `run`."""
     from lapcli.recipe import BaseRecipe
     from lapcli.recipe.chat import ChatRecipe
 
     if isinstance(recipe, BaseRecipe):
         if run is not None:
-            raise UsageError(f"a recipe of {recipe.objective} has a model of its own; leave --run out")
+            raise UsageError(f"a recipe of {recipe.objective} defines its own model; leave --run out")
         return {"": recipe}
     assert isinstance(recipe, ChatRecipe)
     from lapcli.runs import find_run

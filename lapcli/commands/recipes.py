@@ -29,7 +29,7 @@ def recipes(
             help="Names or patterns of recipes, by default all; or keys, such as train.micro_batch or optimizer.",
         ),
     ] = None,
-    print_: Annotated[bool, typer.Option("--print", help="Print the files themselves.")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the content of the files.")] = False,
 ) -> None:
     """List the shipped recipes, which commands accept by name from any folder; or explain the keys of recipes."""
 

@@ -25,12 +25,12 @@ Format = Literal["table", "csv", "json", "html"]
 def report(
     runs: options.Runs = None,
     rows: Annotated[
-        str, typer.Option("--rows", metavar="KEY,...", help="Keys of the recipe whose values are the rows.")
+        str, typer.Option("--rows", metavar="KEY,...", help="Recipe keys whose values become the rows.")
     ] = HEADS,
     columns: Annotated[
         str | None,
         typer.Option(
-            "--columns", metavar="NAME,...", help="Scores, such as top1 or k_0.99; by default those evaluated."
+            "--columns", metavar="NAME,...", help="Scores, such as top1 or k_0.99; by default all evaluated ones."
         ),
     ] = None,
     format_: Annotated[
@@ -43,11 +43,13 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File to write instead of printing.", show_default="html: RUNS_DIR/report.html"),
+        typer.Option(
+            "--out", help="Write to this file instead of printing.", show_default="html: RUNS_DIR/report.html"
+        ),
     ] = None,
     runs_dir: options.RunsDir = None,
 ) -> None:
-    """Put runs into tables beside the paper's, and onto a page with figures and claims."""
+    """Tabulate runs beside the paper's results, or write a page with figures and claims."""
     from lapcli.report.paper import paper_tables
     from lapcli.report.tables import FORMATS, names_in, report_on, row_keys
 

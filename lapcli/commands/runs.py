@@ -25,7 +25,7 @@ Examples:
 
 
 app = typer.Typer(
-    help="List, compare, watch, rename and remove runs. Without a command: the list of all.",
+    help="List, compare, watch, rename and remove runs. Without a command, all runs are listed.",
     invoke_without_command=True,
     epilog=EXAMPLES,
     rich_markup_mode=None,
@@ -40,7 +40,7 @@ SomeRuns = Annotated[
     list[str],
     typer.Argument(metavar="RUNS", autocompletion=options.run_names, help="Names, folders or patterns of runs."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; runs of a sweep too.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation, not even for runs of a sweep.")]
 
 
 def _folder(runs_dir: Path | None) -> Path:

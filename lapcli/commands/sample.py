@@ -24,7 +24,7 @@ def sample(
     run: options.Run = None,
     run_option: options.RunOption = None,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", help="Text to continue or question to answer; else each line of stdin.")
+        str | None, typer.Option("--prompt", help="Text or question; by default, each line of stdin.")
     ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each prompt.")] = 1,
     temperature: options.Temperature = 0.8,
@@ -32,7 +32,7 @@ def sample(
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     checkpoint: options.Checkpoint = "last",
     runs_dir: options.RunsDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt and line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines, one object per prompt.")] = False,
 ) -> None:
     """Continue a text with a GPT, or ask a chat model one question. Same prompt and seed, same samples."""
     from lapcli.recipe import OBJECTIVES

@@ -28,10 +28,10 @@ def search(
             "{linear: [0, 4]}, {constant: [0, 4]}; repeatable.",
         ),
     ],
-    trials: Annotated[int, typer.Option("--trials", min=1, max=100_000, help="Trials of each arm, at most.")] = 20,
+    trials: Annotated[int, typer.Option("--trials", min=1, max=100_000, help="Maximum number of trials per arm.")] = 20,
     metric: Annotated[str, typer.Option("--metric", help="Validation metric to optimise.")] = "validation_loss",
     confirm: Annotated[
-        int, typer.Option("--confirm", min=0, max=1000, help="New seeds on which the winner is compared.")
+        int, typer.Option("--confirm", min=0, max=1000, help="Fresh seeds for comparing winner and control.")
     ] = 3,
     jobs: options.Jobs = None,
     set_: options.Set = None,
@@ -44,7 +44,7 @@ def search(
     ] = 0,
     runs_dir: options.RunsDir = None,
     nproc: options.Nproc = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the space of both arms.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the search space of both arms.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Search head plans and other recipe values with Optuna; `lap sweep` trains every cell of a grid instead.

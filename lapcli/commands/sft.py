@@ -1,4 +1,4 @@
-"""`lap sft RECIPE`: fine-tune a pretrained GPT for chat, or resume a stage that was interrupted."""
+"""`lap sft RECIPE`: fine-tune a pretrained GPT for chat, or resume an interrupted stage."""
 
 import json
 import sys
@@ -95,7 +95,7 @@ def sft(
         check_local_files(loaded)
         if given is not None:
             check_start(given.source, folder)
-    say_start(f"{recipe.name} is checked; loading torch")
+    say_start(f"{recipe.name} is valid; loading torch")
     device = next(iter(loaded.stages.given().values())).train.device
     if needs_launch(processes, device):
         # The newest run may be another one by the time the processes start.

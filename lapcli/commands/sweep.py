@@ -39,11 +39,14 @@ def sweep(
     ] = None,
     then: Annotated[
         list[str] | None,
-        typer.Option("--then", metavar="COMMAND", help='After each training, such as "eval --tasks top1"; repeatable.'),
+        typer.Option(
+            "--then", metavar="COMMAND", help='Command after each training, such as "eval --tasks top1"; repeatable.'
+        ),
     ] = None,
     jobs: options.Jobs = None,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="PATTERN", help="Train only the cells with such names: '*-seed0'.")
+        str | None,
+        typer.Option("--only", metavar="PATTERN", help="Train only the cells that match, such as '*-seed0'."),
     ] = None,
     no_tune: Annotated[
         bool, typer.Option("--no-tune", help="Skip `tune` of a sweep file; use the recipe's own values.")
@@ -53,7 +56,7 @@ def sweep(
     name: Annotated[str | None, typer.Option("--name", help="Prefix of the runs' names.")] = None,
     runs_dir: options.RunsDir = None,
     nproc: options.Nproc = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid with each cell's cost.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid and the cost of each cell.")] = False,
     gpu: Annotated[
         str | None,
         typer.Option(

@@ -1,4 +1,4 @@
-"""`lap train RECIPE`: train a model, or resume a run that was interrupted."""
+"""`lap train RECIPE`: train a model, or resume an interrupted run."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def train(
     trackers = [*loaded.track, *map(str, track or [])]
     for tracker in trackers:
         require_extra(tracker, tracker)
-    say_start(f"{recipe.name} is checked; loading torch")
+    say_start(f"{recipe.name} is valid; loading torch")
     if needs_launch(processes, device):
         _check_machines(processes, loaded, device)
         # The ranks parse the same words again; `needs_launch` is false for them, since torchrun has set RANK.
@@ -108,7 +108,7 @@ def train(
 
 
 def _check_machines(processes: Processes, recipe: "BaseRecipe", device: str) -> None:
-    """Refuse a global batch that some number of machines could not share, before one of them is lost."""
+    """Refuse a global batch that does not divide among every allowed number of machines, before one is lost."""
     from lapcli.objectives import objective_of
 
     objective, here = objective_of(recipe)(recipe), processes.here(device)
@@ -120,7 +120,7 @@ def _check_machines(processes: Processes, recipe: "BaseRecipe", device: str) -> 
 
 
 def _print_result(run: "Run", as_json: bool) -> None:
-    """Print the scores, the samples, the folder of the run and what to try next."""
+    """Print the scores, the samples, the folder of the run and the next commands to try."""
     from lapcli.runs import read_summary
 
     summary = read_summary(run)
@@ -137,7 +137,7 @@ def _print_result(run: "Run", as_json: bool) -> None:
 
 
 def _next_commands(run: "Run", summary: dict) -> dict[str, str]:
-    """Return commands to try next, each with what it gives."""
+    """Return commands to try next, each with a description of its result."""
     from lapcli.recipe.schema import TransformerModel
 
     where, folder = options.runs_dir_option(run.path.parent), shlex.quote(str(run.path))

@@ -1,6 +1,6 @@
-"""Builds a folder of the cache once, however many processes need it and whenever they are killed.
+"""Builds each cache folder once, even if several processes need it or are killed meanwhile.
 
-A folder is filled under a temporary name and then renamed. One process builds it, the others wait for its lock, which
+A folder is filled under a temporary name and then renamed. One process builds it; the others wait for its lock, which
 ends with the process that holds it.
 """
 
@@ -36,7 +36,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def build_once(folder: Path, build: Callable[[Path], None], is_intact: Callable[[Path], bool] = Path.is_dir) -> Path:
-    """Return `folder`, after `build` has filled it if it was missing or damaged (not `is_intact`)."""
+    """Return `folder`, filled by `build` first if it is missing or damaged (not `is_intact`)."""
     if is_intact(folder):
         return folder
     unfinished = folder.with_name(f"{folder.name}.unfinished")

@@ -1,6 +1,6 @@
 """Readers of data files: rows of parquet, jsonl, json and csv, and documents of these and of plain text.
 
-A file that cannot be read is one sentence with its path, and the row or line where that is known.
+An unreadable file raises a one-sentence error with its path, and the row or line if known.
 """
 
 import csv
@@ -71,7 +71,7 @@ def read_documents(path: Path, column: str = "text") -> Iterator[tuple[float, li
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn what reading a damaged file may raise into one sentence."""
+    """Convert exceptions from reading a damaged file into a one-sentence error."""
     try:
         yield
     except DataError:

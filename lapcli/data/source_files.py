@@ -1,6 +1,6 @@
 """The files of a source, in the order in which they are read: local ones (brace ranges, globs) and those of the hub.
 
-Files of the hub stay in the Hugging Face library's own cache. A complete set of files that is already there is used
+Files of the hub stay in the Hugging Face library's own cache. A complete set of cached files is used
 without asking the hub: a run started today and one started next week read the same, with or without a network.
 Only missing files are downloaded, by `lap train` when it needs them and by `lap fetch` ahead of it. `revision` (a
 commit, tag or branch) pins the data set itself.
@@ -103,7 +103,7 @@ def _matches(source: Path, pattern: str) -> list[Path]:
 
 
 def unreachable() -> str | None:
-    """Return at once why the hub cannot be reached, or None if it may be: its library would retry for half a minute."""
+    """Return at once why the hub is unreachable, else None; its library would retry for half a minute."""
     # Behind a proxy a direct connection fails although the hub can be reached.
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return None
@@ -140,7 +140,7 @@ def hub_files(
 
 
 def cached_hub_files(repository: str, names: Sequence[str], revision: str | None) -> list[Path] | None:
-    """Return the files if all of them are on this machine, in one snapshot of the data set."""
+    """Return the files if all of them are cached, in one snapshot of the data set."""
     from huggingface_hub import try_to_load_from_cache
 
     paths = []
@@ -170,6 +170,6 @@ def _download(repository: str, name: str, revision: str | None) -> Path:
 
 def _not_downloaded(repository: str, name: str, reason: str) -> DataError:
     return DataError(
-        f"{name} of the data set {repository} is not on this machine and cannot be downloaded ({reason}); correct the "
+        f"{name} of the data set {repository} is not cached and cannot be downloaded ({reason}); correct the "
         "recipe, run `lap fetch RECIPE` where the hub can be reached, or give local files with --data"
     )

@@ -62,7 +62,7 @@ class PartWriter:
         self.documents, self.tokens, self._length = self.documents + 1, self.tokens + self._length, 0
 
     def close(self, **facts: Any) -> None:
-        """Write the index, with `facts` in it."""
+        """Write the index, including `facts`."""
         for file in self._files.values():
             file.close()
         files = {name: [dtype, sha256_of_file(self._folder / name)] for name, dtype in self._dtypes.items()}
@@ -108,7 +108,7 @@ class TokenStore:
         return self.read(*place), self.read(*place, TARGETS)
 
     def _open(self, part: int, name: str, read: Any) -> np.ndarray:
-        """Read or map a file, verified the first time; the part of a damaged one is rebuilt by the next start."""
+        """Read or map a file, verified the first time; the next start rebuilds the part of a damaged file."""
         path, (dtype, sha256) = self.parts[part] / name, self.indexes[part]["files"][name]
         if path not in self._verified and (not path.is_file() or sha256_of_file(path) != sha256):
             (self.parts[part] / INDEX).unlink(missing_ok=True)
@@ -142,7 +142,7 @@ class TokenStream:
 
 
 def spans(ends: np.ndarray, start: int, count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the parts that [start, start + count) covers of consecutive pieces: number, first and end within it."""
+    """Yield the overlap of [start, start + count) with consecutive pieces: piece number, start and end within it."""
     # side="right": a position at a border belongs to the piece that begins there.
     number = int(np.searchsorted(ends, start, side="right"))
     end = start + count

@@ -51,7 +51,7 @@ def check_gpu(gpu: Gpu) -> Finding:
             "check CUDA_VISIBLE_DEVICES and nvidia-smi, and install a torch for a CUDA that the driver supports",
         )
     if not gpu.count:
-        return warns(f"no GPU: runs compute on the CPU; {versions}", "nothing, if this is intended", gpus=0)
+        return warns(f"no GPU: runs compute on the CPU; {versions}", "no action is needed if this is intended", gpus=0)
     if not gpu.native_bf16:
         return warns(
             f"{gpu.count} x {gpu.name} only emulates bf16, so runs compute in float32; {versions}",

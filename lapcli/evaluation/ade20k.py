@@ -140,13 +140,13 @@ def decode_labels(encoded: bytes, name: str, size: tuple[int, int]) -> np.ndarra
     for label in (int(values.min()), int(values.max())):
         if not 0 <= label <= CLASSES:
             raise DataError(
-                f"{name} is not a label map of ADE20K: its label {label} is not one of 0 to {CLASSES} (0: not labelled)"
+                f"{name} is not a label map of ADE20K: its label {label} is not in 0 to {CLASSES} (0: unlabelled)"
             )
     return (values.astype(np.int16) - 1).astype(np.uint8)  # 0 becomes 255
 
 
 def open_ade20k(source: str) -> SceneData:
-    """Open both parts; `source` is hub:OWNER/NAME or a folder."""
+    """Open training and validation parts; `source` is hub:OWNER/NAME or a folder."""
     train, validation = _parts(source)
     description = f"{source}: {len(train):,} training and {len(validation):,} validation scenes of {CLASSES} classes"
     return SceneData(train, validation, description, digest(train.identity(), validation.identity()))
@@ -236,7 +236,7 @@ def resize_short_side(image: Image.Image, size: int) -> Image.Image:
 
 
 def choose_crop(labels_HW: np.ndarray, size: int) -> tuple[slice, slice]:
-    """Choose a random window, in up to ten tries one with several classes, none over 75% of the labelled pixels."""
+    """Choose a random window; try up to ten times to find one where no class exceeds 75% of the labelled pixels."""
     height, width = labels_HW.shape
     for _ in range(CROP_TRIES):
         top, left = random.randint(0, max(0, height - size)), random.randint(0, max(0, width - size))

@@ -52,7 +52,7 @@ class Backbone:
         return tokens_BTD[:, 0], tokens_BTD[:, model.num_prefix_tokens :]
 
     def at_size(self, size: int) -> "Backbone":
-        """Return the same network for square images of `size` pixels a side; learned positions are interpolated."""
+        """Return the same network for square images with `size` pixels per side; learned positions are interpolated."""
         if not hasattr(self.model, "set_input_size"):
             return self
         # set_input_size replaces the positions in place, and other tasks use the original size.
@@ -71,7 +71,7 @@ class Backbone:
         # float32 before any classifier, as in DINOv3's eval/linear.py.
         class_BD, patches_BPD = class_BD.float(), patches_BPD.float()
         if not (torch.isfinite(class_BD).all() and torch.isfinite(patches_BPD).all()):
-            raise LapError(f"{self.name} gives features that are not finite; these weights cannot be evaluated")
+            raise LapError(f"{self.name} produces features that are not finite; these weights cannot be evaluated")
         return class_BD, patches_BPD
 
 
@@ -83,7 +83,7 @@ def backbone_of(loaded: LoadedModel) -> Backbone:
 
 @dataclass(frozen=True)
 class ForwardSettings:
-    """How images are passed through a network: processes, batch, loader workers, precision."""
+    """Settings for passing images through a network: processes, batch, loader workers, precision."""
 
     world: World
     batch: int  # images in one forward of a process
@@ -92,7 +92,7 @@ class ForwardSettings:
     progress: Progress | None = None
 
     def shares(self, count: int) -> list[range]:
-        """Return the positions among `count` that this process takes in each of its turns; the last may be empty."""
+        """Return the positions below `count` assigned to this process in each turn; the last may be empty."""
         return self.world.shares(count, self.batch)
 
     def together(self, rows: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def all_features(
 
 
 class SharedBatches:
-    """Training batches in a shuffled order, of which each process reads its shares, turn by turn."""
+    """Training batches in shuffled order; each process reads its own part of each turn."""
 
     def __init__(
         self, reader: Reader, count: int, how: ForwardSettings, *, batch: int, steps: int, seed: int, key: str
@@ -182,7 +182,7 @@ class SharedBatches:
                 yield share, images_BCHW, labels
 
     def indices(self, step: int) -> list[int]:
-        """Return which examples the whole batch has, of all processes."""
+        """Return the examples of the complete batch over all processes."""
         return [example.index for example in self._order.examples(step, 0, self._batch)]
 
     def close(self) -> None:

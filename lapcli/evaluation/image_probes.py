@@ -1,6 +1,6 @@
-"""`linear` and `knn`: how well frozen features tell the classes of images apart.
+"""`linear` and `knn`: how well frozen features separate image classes.
 
-The linear classifiers of all learning rates are trained side by side as one matrix product.
+The linear classifiers of all learning rates are trained together by one matmul.
 
 Shapes: B images, N images of a whole set, D features, R learning rates, K classes.
 """
@@ -41,7 +41,7 @@ REFERENCE_BATCH = 256  # the learning rates are given for this batch size
 
 
 class LinearProbes:
-    """SGD with momentum and no weight decay on the cross entropy, each rate along a cosine to 0.
+    """SGD with momentum and without weight decay on the cross entropy; each rate follows a cosine to 0.
 
     All rates start from the same weights, so that a rate's result does not depend on the other rates.
     """
@@ -94,7 +94,7 @@ def limited(data: ImageData, limit: int | None) -> ImageData:
 def measure_knn(
     backbone: Backbone, data: ImageData, protocol: KnnProtocol, how: ForwardSettings, limit: int | None = None
 ) -> list[Score]:
-    """Return one score for each number of neighbours; those beyond the number of training images are left out."""
+    """Return one score for each number of neighbours; those beyond the number of training images are omitted."""
     data = limited(data, limit)
     counts = [k for k in protocol.neighbours if k <= len(data.train)]
     if not counts:
@@ -217,7 +217,7 @@ def _train(
 def _top(
     backbone: Backbone, images: ImageSet, transform: Any, probes: LinearProbes, how: ForwardSettings
 ) -> list[tuple[int, int]]:
-    """Count, for each rate, the images whose class is the first guess and those where it is among the first five."""
+    """Count the correct top-1 and top-5 predictions for each rate."""
     rates = len(probes.weights)
     counts_R2 = torch.zeros(rates, 2, dtype=torch.int64)
     for positions, features_BD in batches_of_features(
@@ -233,5 +233,5 @@ def _top(
 
 
 def _source(**settings: Any) -> ImageSource:
-    """Return the settings of a transform, in the form that transforms take; the source of the images is not used."""
+    """Return settings in the form that transforms take; the image source is not used."""
     return ImageSource(train="builtin", validation=0.5, **settings)

@@ -1,4 +1,4 @@
-"""Measures tasks on images.
+"""Evaluates image tasks.
 
 top1     how often a classifier's first guess is the class of an image
 top5     how often the class is among its first five guesses

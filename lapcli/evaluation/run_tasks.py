@@ -1,4 +1,4 @@
-"""Evaluates a run: opens it, measures, and keeps the result.
+"""Evaluates a run: opens it, measures, and stores the results.
 
 Every metric is a row of the run's `results.jsonl`; `eval/` has one file with all details of the evaluation.
 """
@@ -77,7 +77,7 @@ def _rows(score: Score, known: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def to_text(evaluation: dict[str, Any]) -> str:
-    """Return the table of an evaluation, and what has to be known of its numbers."""
+    """Return the table of an evaluation, and the notes needed to interpret it."""
     rows = [["task", "metric", "value", "95% interval", "stderr", "examples"]]
     notes = []
     for score in (Score(**task) for task in evaluation["tasks"].values()):

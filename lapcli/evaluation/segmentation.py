@@ -35,7 +35,7 @@ def confusion_matrix(labels_N: Tensor, predictions_N: Tensor, classes: int, igno
 
 
 def mean_iou(confusion_KK: Tensor) -> float:
-    """Return the mean of intersection / union over the classes that occur in truth or prediction; NaN if none does."""
+    """Return the mean intersection / union over the classes in truth or prediction; NaN if there are none."""
     hit_K = confusion_KK.diagonal()
     union_K = confusion_KK.sum(dim=0) + confusion_KK.sum(dim=1) - hit_K
     return float((hit_K.double() / union_K)[union_K > 0].mean())
@@ -84,7 +84,7 @@ def window_size(protocol: Ade20kProtocol, patch: int) -> int:
 
 
 def starts(length: int, window: int, stride: int) -> list[int]:
-    """Return where the windows along one side begin; the last one ends with the image."""
+    """Return the start positions of the windows along one side; the last one ends with the image."""
     count = math.ceil(max(0, length - window) / stride) + 1
     return [min(number * stride, length - window) for number in range(count)]
 

@@ -52,7 +52,7 @@ class LinearProtocol(Protocol):
 
 
 class KnnProtocol(Protocol):
-    """Votes of the nearest training images by cosine similarity of the class token, after the final norm."""
+    """A vote of the nearest training images by cosine similarity of the class token, after the final norm."""
 
     neighbours: Annotated[list[Count], Field(min_length=1, max_length=100)] = Field(
         default_factory=lambda: [10, 20, 100, 200]
@@ -99,12 +99,12 @@ class Settings(Section):
 def read_settings(overrides: Sequence[str], sections: Sequence[str]) -> Settings:
     """Apply overrides such as `linear.steps=100` to the default settings; report all problems at once.
 
-    `sections`: those that the tasks have.
+    `sections`: the sections of the tasks.
     """
     for text in overrides:
         section = text.partition("=")[0].partition(".")[0].strip()
         if section in Settings.model_fields and section not in sections:
-            raise UsageError(f"--set {text[:60]}: none of the tasks has settings of {section}; leave it out")
+            raise UsageError(f"--set {text[:60]}: none of the tasks has the settings section {section}; leave it out")
     document, problems = apply_overrides(Document({}, {(): "--set"}), overrides)
     settings, wrong = check_recipe(Settings, document)
     if settings is None or problems:

@@ -1,4 +1,4 @@
-"""What can be measured of which model, and the request: the tasks and every setting of one `lap eval`.
+"""The tasks available for each model, and the request: the tasks and all settings of one `lap eval`.
 
 torch is not imported here, nor lm-eval unless a name is not one of ours, so that a mistake is refused at once.
 """
@@ -26,7 +26,7 @@ SEED = 1234  # lm-eval's default, so that the few-shot examples are the ones tha
 
 @dataclass(frozen=True)
 class Request:
-    """One evaluation, checked and complete."""
+    """One validated and complete evaluation request."""
 
     run: Run
     tasks: Sequence[str]
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Score:
-    """One task's score, and all that a row of results has to say about it."""
+    """One task's score with all fields of its result rows."""
 
     task: str
     value: float
@@ -89,18 +89,18 @@ def new_request(
     protocol = protocol or usual
     if protocol == "paper" != usual:
         raise UsageError(
-            "--protocol paper asks in chat form, which this run has not learned; use --protocol harness, or the run "
+            "--protocol paper uses chat prompts, on which this run was not trained; use --protocol harness, or the run "
             "of `lap sft`"
         )
     has_sampling = protocol == "paper" and any(BENCHMARKS[name].is_sampled for name in names)
     settings = read_settings(set, ["sampling"] if has_sampling else [])
     if settings.sampling.temperature == 0 and settings.sampling.samples > 1:
         raise UsageError(
-            f"at sampling.temperature 0 all {settings.sampling.samples} samples of a question are the same; use "
+            f"at sampling.temperature 0 all {settings.sampling.samples} samples of a question are identical; use "
             "--set sampling.samples=1, or a temperature above 0"
         )
     if unsafe_code_execution and "humaneval" not in names:
-        raise UsageError("--unsafe-code-execution has an effect for humaneval alone; leave it out")
+        raise UsageError("--unsafe-code-execution only affects humaneval; leave it out")
     for name in names:
         if name in BENCHMARKS:
             BENCHMARKS[name].check(gives, data)
@@ -124,7 +124,7 @@ def tasks_of(objective: str) -> list[str]:
 
 
 def chosen_tasks(objective: str, text: str | None, protocol: str = "harness") -> list[str]:
-    """Read a comma-separated list of tasks; by default those that belong to the objective."""
+    """Parse a comma-separated list of tasks; by default, those of the objective."""
     known, gives = tasks_of(objective), OBJECTIVES[objective].gives
     if not known:
         raise UsageError(f"a run of {objective} has no evaluation tasks; {', '.join(evaluated_objectives())} have")
@@ -138,7 +138,7 @@ def chosen_tasks(objective: str, text: str | None, protocol: str = "harness") ->
             continue
         there_are = f"there are {', '.join(known)}"
         if name in IMAGE_TASKS or name in BENCHMARKS:
-            raise UsageError(f"--tasks: {name} cannot be measured of a run of {objective}; {there_are}")
+            raise UsageError(f"--tasks: {name} cannot be measured on a run of {objective}; {there_are}")
         if LANGUAGE in gives and protocol == "paper":
             raise UsageError(f"--tasks: {name[:60]!r}: {there_are}; lm-eval's other tasks need --protocol harness")
         others: Sequence[str] = ()

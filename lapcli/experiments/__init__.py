@@ -1,1 +1,1 @@
-"""Many runs: grids and searches choose cells, one runner trains them as processes and resumes what was interrupted."""
+"""Many runs: grids and searches choose cells, one runner trains them as processes and resumes interrupted ones."""

@@ -1,4 +1,4 @@
-"""Cells: a recipe with overrides, a name, and the commands that follow its training; and what has become of each.
+"""Cells: a recipe with overrides, a name, the commands that follow its training, and its state.
 
 A cell is an ordinary run, trained by `lap train`. Its name is made from its own values alone, so that a grid can grow
 and its runs keep their names. The state of a cell is read from its run directory:
@@ -59,7 +59,7 @@ def parse_over(options: Sequence[str]) -> Over:
         if not sign or not key or not text.strip():
             raise UsageError(f"--over takes KEY=VALUE,VALUE such as seed=0,1,2, got {option[:80]!r}")
         if key in over:
-            raise UsageError(f"--over {key} is given twice; put all its values into one")
+            raise UsageError(f"--over {key} is given twice; give all of its values in one option")
         over[key] = [_read(key, part) for part in split_values(text)]
     return over
 
@@ -104,7 +104,7 @@ def value_at(values: Any, key: str) -> Any:
 
 
 def combinations(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return every combination of the values; the last key varies fastest."""
+    """Return all combinations of the values; the last key varies fastest."""
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
@@ -165,12 +165,12 @@ class Progress:
 
     @property
     def is_tried(self) -> bool:
-        """Whether it is trained or has diverged: a learning rate whose loss diverges is not the best one."""
+        """Whether it is trained or has diverged, since a diverging learning rate cannot be the best one."""
         return self.is_trained or self.diverged
 
 
 def progress(cell: Cell, runs_dir: Path) -> Progress:
-    """Read the progress from the cell's run; a run of that name with another recipe does not count."""
+    """Read the progress from the cell's run; a run of that name with another recipe is ignored."""
     path = runs_dir / cell.name
     if not (path / INFO).is_file():
         return Progress()
@@ -190,7 +190,7 @@ def progress(cell: Cell, runs_dir: Path) -> Progress:
 
 
 def last_scores(names: Sequence[str], runs_dir: Path) -> dict[str, dict[str, tuple[float, str | None]]]:
-    """Return the last validation of each of these finished runs: metric to value and direction."""
+    """Return the final validation of each finished run: metric to value and direction."""
     known = [str(runs_dir / name) for name in names if (runs_dir / name / INFO).is_file()]
     scores: dict[str, dict[str, tuple[float, str | None]]] = {name: {} for name in names}
     if known:
@@ -202,7 +202,7 @@ def last_scores(names: Sequence[str], runs_dir: Path) -> dict[str, dict[str, tup
 
 
 def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
-    """Return the commands of `then` that have not yet run with the current weights."""
+    """Return the commands of `then` that have not run on the current weights yet."""
     weights = progress(cell, runs_dir).weights_sha256
     done = _read_record(runs_dir / cell.name / SWEEP)
     # Before the first save `weights` is None, which would equal the None of a command that has not run.
@@ -210,7 +210,7 @@ def commands_left(cell: Cell, runs_dir: Path) -> list[str]:
 
 
 def record(run: Path, **facts: Any) -> None:
-    """Add facts to `sweep.json` of a run: a command with the weights that it saw, or that it is of a search."""
+    """Add facts to a run's `sweep.json`: a command with the weights it used, or that the run belongs to a search."""
     known = _read_record(run / SWEEP)
     if run.is_dir() and known != {**known, **facts}:
         write_json(run / SWEEP, {**known, **facts})
@@ -263,6 +263,6 @@ def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
     if others:
         shown = "\n".join([*others[:_SHOWN], *([f"  and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else [])])
         raise UsageError(
-            f"runs of {len(others)} of the cells' names in {runs_dir} were started with another recipe:\n{shown}\n"
+            f"{len(others)} of the cells already exist as runs with another recipe in {runs_dir}:\n{shown}\n"
             "Choose new names with --name, or another --runs-dir. Nothing was started."
         )

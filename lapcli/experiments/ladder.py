@@ -61,7 +61,7 @@ _LONGEST_PROBE = 2e12  # FLOPs of a step that is measured to estimate hours on a
 
 
 class Tuning(Section):
-    """Keys that are tuned for each arm, one at a time, the others at the recipe's values."""
+    """Keys to tune for each arm, one at a time, with the others at the recipe's values."""
 
     over: Annotated[dict[str, Annotated[list[Positive], Field(min_length=2, max_length=20)]], Field(min_length=1)]
     on: Annotated[list[Text], Field(min_length=1)]  # the lowest rungs
@@ -212,7 +212,7 @@ class Ladder:
         return {} if tune is None else {k: v for k, v in tune.over.items() if k not in self.file.arms[arm]}
 
     def tuning(self, rung: str, arm: str) -> Iterator[tuple[str, float, list[Cell]]]:
-        """Yield each value to try, with its cells."""
+        """Yield each candidate value with its cells."""
         tune = self.file.tune
         for key, values in self._tuned(arm).items() if tune and rung in tune.on else ():
             for value in values:
@@ -220,7 +220,7 @@ class Ladder:
                 yield key, value, [self.cell(rung, arm, seed, {key: value}, is_search=True) for seed in seeds]
 
     def planned(self, *, with_unknown: bool = False) -> list[Planned]:
-        """Return the cells of which everything is known, those to run first first; `with_unknown`: all others too,
+        """Return the fully specified cells in the order to run them; `with_unknown`: all others too,
         with the recipe's values in place of optima."""
         tuning = [
             Planned("tuning", rung, arm, cell)
@@ -286,7 +286,7 @@ class Ladder:
                         values = [scores[cell.name] for cell in each if cell.name in scores]
                         tried[value] = fmean(values) if len(values) == len(each) else None
                     if not any(outcome is not None for outcome in tried.values()):
-                        raise LapError(f"{arm} on {rung}: every run that tunes {key} diverged; give lower values")
+                        raise LapError(f"{arm} on {rung}: all runs that tune {key} diverged; give lower values")
                     found.setdefault(arm, {}).setdefault(key, {})[rung] = fit_optimum(tried)
         return found
 
@@ -356,7 +356,7 @@ class Ladder:
         arms.setdefault(arm, []).append(Rung(rung, self.compute(rung), *numbers, *times))
 
     def seconds(self, cell: Cell) -> float:
-        """Return the time of a finished run without validations, saves and interruptions."""
+        """Return a finished run's training time, without validations, saves and interruptions."""
         lines = [line for line in read_metrics(self.runs_dir / cell.name / METRICS) if "loss" in line]
         return len(lines) * median([line["seconds"] for line in lines if "seconds" in line] or [0.0])
 
@@ -364,23 +364,25 @@ class Ladder:
 
     @cache  # noqa: B019
     def plan(self, rung: str, device: Device | None = None) -> TrainingPlan:
-        """Plan a run of the baseline; operators of heads change the cost by little."""
+        """Plan a run of the baseline; head operators change the cost only slightly."""
         return plan_training(self.cell(rung, self.baseline, 0, {}).loaded, 1, device)
 
     @cache  # noqa: B019
     def compute(self, rung: str, device: Device | None = None) -> float:
-        """Return the FLOPs of a run of the baseline."""
+        """Return the FLOPs of a baseline run."""
         plan = self.plan(rung, device)
         if plan.flops is not None:
             return plan.flops
         cells = [each.cell for each in self.planned(with_unknown=True) if each.rung == rung]
         steps = [steps for cell in cells if (steps := progress(cell, self.runs_dir).steps)]
         if not steps:
-            raise UsageError(f"the steps of {rung} are known once its data is there; give train.steps in its rung")
+            raise UsageError(
+                f"the steps of {rung} are unknown until its data is downloaded; give train.steps in its rung"
+            )
         return float(plan.flops_per_step) * steps[0]
 
     def hours(self, rung: str, device: Device | None) -> float | None:
-        """Return the hours of a run: planned, else measured on this machine, on the lowest rung by a few steps."""
+        """Return a run's hours: planned, else extrapolated from a few steps of the lowest rung on this machine."""
         plan = self.plan(rung, device)
         if plan.hours is not None or device is not None:
             return plan.hours
@@ -391,7 +393,7 @@ class Ladder:
 
     @cached_property
     def _probe(self) -> float | None:
-        """Return the seconds of a FLOP on this machine."""
+        """Return the seconds per FLOP on this machine."""
         plan = self.plan(self.rungs[0])
         if plan.flops_per_step > _LONGEST_PROBE:
             return None
@@ -399,7 +401,7 @@ class Ladder:
         return None if plan.seconds_per_step is None else plan.seconds_per_step / plan.flops_per_step
 
     def keep_within(self, budget: float, device: Device | None = None) -> list[str]:
-        """Leave out the rungs from the first one on that takes the ladder beyond `budget` hours; return what to say."""
+        """Skip the first rung that exceeds `budget` hours in total and all later ones; return messages."""
         spent, kept = 0.0, []
         for rung in self.cost(device)["rungs"]:
             if rung["hours_left"] is None:
@@ -410,13 +412,15 @@ class Ladder:
             kept.append(rung["rung"])
         left_out = self.rungs[len(kept) :]
         if not [rung for rung in kept if rung != self.file.held_out]:
-            raise UsageError(f"--budget: {self.rungs[0]} alone takes {spent:,.1f} hours, and {budget:g} are given")
+            raise UsageError(
+                f"--budget: {self.rungs[0]} alone takes {spent:,.1f} hours, more than the {budget:g} given"
+            )
         self.rungs, self.pairs = kept, {rung: self.pairs[rung] for rung in kept}
         fits = f"{', '.join(kept)} fit into {budget:g} hours"
         return [f"{fits}; {', '.join(left_out)} left out" if left_out else fits]
 
     def cost(self, device: Device | None = None) -> dict[str, Any]:
-        """Return runs, hours, disk and the smallest visible difference of each rung, before anything is run."""
+        """Return runs, hours, disk use and the smallest detectable difference of each rung, before anything runs."""
         planned, rungs = self.planned(with_unknown=True), []
         deviation, source = self.expected_deviation()
         freedom = sum(self.pairs.values()) - len(self.pairs)
@@ -505,7 +509,7 @@ def _value(file: LadderFile, path: Sequence[str]) -> Any:
 
 
 def _unknown_rungs(file: LadderFile, place: Any) -> Iterator[Problem]:
-    """Yield names that are not rungs, and a ladder whose tuned or held-out rungs cannot be what they are."""
+    """Yield names that are not rungs, and invalid choices of tuned or held-out rungs."""
     named: dict[tuple[Whole | str, ...], str] = {("pairs", name): name for name in file.pairs}
     named |= {("held_out",): file.held_out} if file.held_out else {}
     named |= {("controls", number): name for number, name in enumerate(file.controls or ())}

@@ -1,4 +1,4 @@
-"""Shows how far the cells of a sweep, search or ladder are: live on a terminal, elsewhere in a line a minute."""
+"""Shows the progress of a sweep, search or ladder: live on a terminal, elsewhere as one line per minute."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ class Overview:
             self._live.stop()
 
     def show(self) -> None:
-        """Show the present state if it is time to; called at every poll."""
+        """Show the current state if an update is due; called at every poll."""
         if time.monotonic() - self._shown < self._between:
             return
         self._shown = time.monotonic()

@@ -60,7 +60,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class OnRung:
-    """What was measured on a rung, with 95% intervals."""
+    """Measurements on a rung, with 95% intervals."""
 
     name: str
     compute: float
@@ -73,7 +73,7 @@ class OnRung:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a ladder says about one arm."""
+    """A ladder's findings about one arm."""
 
     arm: str
     verdict: Verdict
@@ -93,7 +93,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The prediction for a rung that the trend has not seen, and what was measured there."""
+    """The prediction for a rung excluded from the trend, and the measurement there."""
 
     rung: str
     predicted: Estimate
@@ -134,7 +134,7 @@ class Trend:
         return float(stats.t.ppf(level, self.freedom)) if self.freedom > 0 else math.inf
 
     def at(self, compute: float, *, pairs: int | None = None) -> Estimate:
-        """Estimate the mean difference at some compute; with `pairs`, predict the mean of so many new pairs."""
+        """Estimate the mean difference at some compute; with `pairs`, predict the mean of that many new pairs."""
         value = float(self._row(compute) @ self.line)
         variance = self.leverage(compute) + (1 / pairs if pairs else 0.0)
         return _around(value, self.quantile(1 - ALPHA / 2) * self.deviation * math.sqrt(variance))
@@ -148,7 +148,7 @@ class Trend:
 
     @property
     def misfit(self) -> float | None:
-        """The p-value of lack of fit: means of rungs that are off the line by more than the pairs scatter."""
+        """The p-value of lack of fit: rung means deviate from the line by more than the scatter of pairs."""
         more = len(self.rungs) - 2
         if more < 1 or self.freedom < 1 or not self.deviation:
             return None
@@ -175,8 +175,8 @@ def judge(
     """Judge each arm at the target's compute, or at the largest rung.
 
     `margin` is the difference below which an effect does not matter; `held_out` names the rung on which the trend is
-    tested instead of fitted. All arms count for Holm, the baseline against itself (A/A) among them. `multipliers`: with
-    their bootstrap.
+    tested instead of fitted. Holm's adjustment includes all arms, also the baseline against itself (A/A).
+    `multipliers`: also bootstrap the compute multipliers.
     """
     fitted = {name: [rung for rung in rungs if rung.name != held_out] for name, rungs in arms.items()}
     trends = {name: Trend(rungs) for name, rungs in fitted.items()}
@@ -226,7 +226,7 @@ def _verdict(trend: Trend, place: float, margin: float, p: float, rates_transfer
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
-    """Adjust p-values so that the probability of any false claim is at most the level."""
+    """Adjust p-values so that the probability of any false claim is at most the significance level."""
     adjusted, largest = {}, 0.0
     for rank, name in enumerate(sorted(p, key=lambda name: p[name])):
         largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
@@ -249,7 +249,7 @@ def _noncentrality(freedom: int, level: float) -> float:
 
 
 def planned_power(deviation: float, pairs: Mapping[str, int], computes: Mapping[str, float], arms: int) -> float:
-    """Return what a ladder that was not run yet could find at its largest rung, at that deviation of pairs."""
+    """Return what a planned ladder could detect at its largest rung, at that deviation of pairs."""
     shape = [Rung(name, computes[name], np.zeros(count), np.zeros(count)) for name, count in pairs.items()]
     trend = Trend(shape)
     return detectable(deviation, trend.leverage(shape[-1].compute), trend.freedom, ALPHA / arms)
@@ -321,7 +321,7 @@ class Curve:
         degree = min(2, len(self.rungs) - 1)
 
         def multipliers(means: np.ndarray, differences: np.ndarray) -> np.ndarray:
-            """One number for each column of means of rungs."""
+            """One number for each column of rung means."""
             centre = self.places.mean()
             powers = np.vander(self.places - centre, degree + 1)
             derivative = np.array([k * (place - centre) ** (k - 1) if k else 0.0 for k in range(degree, -1, -1)])

@@ -34,7 +34,7 @@ Environment = dict[str, str]  # added to ours for the processes of a cell
 
 
 class Process(Protocol):
-    """A child with a process group of its own, as `subprocess.Popen` is one."""
+    """A child process with its own process group, like `subprocess.Popen`."""
 
     @property
     def pid(self) -> int: ...
@@ -44,18 +44,18 @@ class Process(Protocol):
 
 
 class Chooser:
-    """Chooses the cells to run; this one, a given list."""
+    """Chooses the cells to run, here from a given list."""
 
     def __init__(self, cells: Sequence[Cell], runs_dir: Path) -> None:
         self.runs_dir, self._new = runs_dir, list(cells)
 
     def next(self) -> list[Cell]:
-        """Return cells to add to those that wait; called while a part of the machine is free."""
+        """Return cells to add to the queue; called while a part of the machine is free."""
         new, self._new = self._new, []
         return new
 
     def state(self, cell: Cell) -> str | None:
-        """Return the final state of a cell that needs no process any more."""
+        """Return the final state of a cell that no longer needs a process."""
         training = progress(cell, self.runs_dir)
         if cell.is_search and training.diverged:
             return "diverged"
@@ -66,11 +66,11 @@ class Chooser:
         return ""
 
     def cost(self, cell: Cell) -> float:
-        """Return the cost of a cell relative to that of others, to estimate the time left."""
+        """Return a cell's relative cost, to estimate the time left."""
         return 1.0
 
     def later(self) -> list[float]:
-        """Return the costs of the cells that are chosen once others have ended."""
+        """Return the costs of the cells that are chosen after others have ended."""
         return []
 
 
@@ -98,7 +98,7 @@ class _Job:
 
 
 def start_process(words: Sequence[str], log: IO[bytes], lock: IO[str], environment: Mapping[str, str]) -> Process:
-    """Start `lap WORDS`; the child inherits the lock, so that it is held for as long as the child lives."""
+    """Start `lap WORDS`; the child inherits the lock and so holds it as long as it lives."""
     return subprocess.Popen(
         [sys.executable, "-m", "lapcli", *words],
         stdin=subprocess.DEVNULL,
@@ -208,7 +208,7 @@ class Runner:
             self.jobs.append(job)
 
     def _commands(self, cell: Cell) -> deque[tuple[str, list[str]]]:
-        """Return the commands that are left for a cell."""
+        """Return a cell's remaining commands."""
         commands: deque[tuple[str, list[str]]] = deque()
         where = ["--runs-dir", str(self.runs_dir)]
         if not progress(cell, self.runs_dir).is_trained:
@@ -292,7 +292,7 @@ def as_data(statuses: Sequence[CellStatus], runs_dir: Path) -> list[dict[str, An
 
 
 def final_table(statuses: Sequence[CellStatus], runs_dir: Path) -> str:
-    """List every cell with its result; below, the whole reason of each failure."""
+    """List every cell with its result, followed by the complete reason for each failure."""
     rows, below = [("cell", "state", "step", "result")], []
     for cell in as_data(statuses, runs_dir):
         numbers = "  ".join(
@@ -324,7 +324,7 @@ def failure(statuses: Sequence[CellStatus]) -> LapError | None:
 
 
 def share_machine(jobs: int) -> tuple[list[Environment], str]:
-    """Return environments that split the machine equally, and a description; a single job needs none."""
+    """Return environments that divide the machine equally, and a description; a single job needs none."""
     if jobs == 1:
         return [{}], "one cell at a time, on the complete machine"
     share = str(max(1, usable_cores() // jobs))

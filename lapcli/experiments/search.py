@@ -84,7 +84,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class Space:
-    """The domains of a search, and the recipe that they are applied to."""
+    """The domains of a search and the recipe to which they apply."""
 
     recipe: Path
     base: BaseRecipe
@@ -115,7 +115,7 @@ class Space:
         return replace(self, domains=(_plan_domain("constant", 0, model.heads, model.layers), *others))
 
     def plain(self) -> dict[str, Any]:
-        """Return where the control starts: plain attention, and the recipe's own values where the space has them."""
+        """Return the control's starting point: plain attention, and the recipe's values within the space."""
         values, params = recipe_to_dict(self.base), {}
         for domain in self.domains:
             ((name, each),) = domain.parameters.items()
@@ -158,7 +158,7 @@ def _domain(key: str, values: Sequence[Any], base: BaseRecipe) -> Domain:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if key == "seed":
-        raise UsageError("--over seed: the winner is confirmed on other seeds, so that the seed is not searched")
+        raise UsageError("--over seed: the seed cannot be searched, since the winner is confirmed on other seeds")
     value = values[0]
     is_mapping = len(values) == 1 and isinstance(value, Mapping)
     if is_mapping and (plans := [name for name in PLANS if name in value]):
@@ -256,7 +256,7 @@ class Search(Chooser):
         for key, value in identity.items():
             if study.user_attrs.get(key, value) != value:
                 raise UsageError(
-                    f"{self.folder} is a search with another {key}; repeat the options of that search, or choose "
+                    f"{self.folder} is a search with a different {key}; repeat the original options, or choose "
                     "another --name"
                 )
         for key in identity.keys() - study.user_attrs.keys():
@@ -271,7 +271,7 @@ class Search(Chooser):
         return Cell(name, space.recipe, space.overrides(params), params, space.load(params), is_search=True)
 
     def next(self) -> list[Cell]:
-        """Return a trial that was begun and not ended, else a new one, for the arm with fewer trials first."""
+        """Return an unfinished trial, else a new one, for the arm with fewer trials first."""
         while (lock := lock_cell(f"{self.settings.name}.search", self.runs_dir)) is None:  # another one is proposing
             time.sleep(0.05)
         with lock:
@@ -290,7 +290,7 @@ class Search(Chooser):
         return cell
 
     def counted(self, arm: str) -> list[Any]:
-        """Return the arm's trials, without refused combinations."""
+        """Return the arm's trials, without rejected combinations."""
         states = self.states
         return self.studies[arm].get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED, states.RUNNING))
 
@@ -330,7 +330,7 @@ class Search(Chooser):
         return "diverged" if trial.user_attrs.get("diverged") else words[trial.state.name]
 
     def _open(self, cell: Cell) -> Any:
-        """Return Optuna's trial of the cell to report to."""
+        """Return the Optuna trial to which the cell's result is reported."""
         from optuna.trial import Trial
 
         arm, number = self._trials[cell.name]
@@ -355,7 +355,7 @@ class Search(Chooser):
         trial.study.tell(trial, *value, **state)
 
     def score(self, cell: Cell) -> float:
-        """Return the metric of a finished run's last validation."""
+        """Return a finished run's final validation metric."""
         numbers = last_scores([cell.name], self.runs_dir)[cell.name]
         if self.settings.metric not in numbers:
             raise LapError(f"the last validation of {cell.name} has no {self.settings.metric}; see validation.every")
@@ -373,7 +373,7 @@ class Search(Chooser):
         return (max if self.settings.direction == "higher" else min)(finished, key=lambda trial: trial.value)
 
     def confirmation(self) -> dict[str, list[Cell]]:
-        """Return the runs of each arm's best on fresh seeds; none if both arms arrived at the same model."""
+        """Return runs of each arm's best trial on fresh seeds; none if both arms found the same model."""
         best = {arm: self.best(arm) for arm in ARMS}
         if _plain_values(self, "search", best) == _plain_values(self, "control", best):
             return {}
@@ -404,7 +404,7 @@ class Search(Chooser):
         return sorted(rows, key=lambda row: (row["state"] != "finished", sign * (row["value"] or 0), row["trial"]))
 
     def result(self, cells: Mapping[str, Sequence[Cell]]) -> dict[str, Any]:
-        """Judge the winner by its confirming runs, and write all trials and the winner's recipe."""
+        """Judge the winner by its confirmation runs, and write all trials and the winner's recipe."""
         settings, rows, winner = self.settings, self.rows(), self.best("search")
         values = {
             arm: {each.loaded.seed: self.score(each) for each in own if progress(each, self.runs_dir).is_trained}
@@ -412,7 +412,7 @@ class Search(Chooser):
         }
         judged = verdict(values.get("search", {}), values.get("control", {}), settings.metric, settings.direction)
         if not cells:
-            judged["verdict"] = "The winner is the control itself: no other recipe in the space was better."
+            judged["verdict"] = "The winner is the control itself: no other recipe in the search space was better."
         write_text(self.folder / "winner.yaml", recipe_to_yaml(self.spaces["search"].load(winner.params)))
         files = [str(self.folder / "winner.yaml")]
         told = {"search": settings.name, "metric": settings.metric, "trials": rows, "confirmation": values}

@@ -26,7 +26,7 @@ Truth = Callable[[float], float]  # from compute to the true difference
 
 @dataclass(frozen=True)
 class Check:
-    """One property of the referee: what was found, and what is allowed."""
+    """One property of the referee, with its measured and allowed values."""
 
     name: str
     found: float
@@ -45,7 +45,7 @@ def baseline_loss(compute: float) -> float:
 def draw_arms(
     draws: np.random.Generator, truths: Mapping[str, Truth], pairs: Mapping[str, int] = PAIRS
 ) -> dict[str, list[Rung]]:
-    """Draw a ladder: arms share the baseline's runs."""
+    """Draw a ladder whose arms share the baseline's runs."""
     arms: dict[str, list[Rung]] = {name: [] for name in truths}
     for rung, count in pairs.items():
         compute = COMPUTES[rung]
@@ -89,13 +89,13 @@ def _false_claims(ladders: int, seed: int) -> list[Check]:
         edge = judge(draw_arms(draws, {"laplacian": lambda compute: MARGIN}), MARGIN, multipliers=False)
         equivalences += edge["laplacian"].verdict == "no effect"
     return [
-        Check("ladders without any effect that claim one, of three arms", claims / ladders, 0, 0.05),
-        Check("effects as large as the margin called no effect", equivalences / ladders, 0, 0.07),
+        Check("ladders of three arms without effects that claim one", claims / ladders, 0, 0.05),
+        Check("effects as large as the margin judged as no effect", equivalences / ladders, 0, 0.07),
     ]
 
 
 def _power(ladders: int, seed: int) -> Check:
-    """An arm with the effect that the plan says is found in 80%, beside two arms without one."""
+    """An arm with the effect that the plan expects to detect in 80%, beside two arms without an effect."""
     draws = np.random.default_rng(seed)
     fitted = {name: count for name, count in PAIRS.items() if name != "d12"}
     effect = planned_power(DEVIATIONS["laplacian"], fitted, COMPUTES, arms=len(DEVIATIONS))
@@ -104,7 +104,7 @@ def _power(ladders: int, seed: int) -> Check:
     for _ in range(ladders):
         findings = judge(draw_arms(draws, truths), MARGIN, held_out="d12", multipliers=False)
         found += findings["laplacian"].verdict == "helps"
-    return Check("effects found where the plan says 80%", found / ladders, 0.75, 0.85)
+    return Check("effects detected where the plan predicts 80%", found / ladders, 0.75, 0.85)
 
 
 def _coverage(ladders: int, seed: int) -> list[Check]:
@@ -121,9 +121,9 @@ def _coverage(ladders: int, seed: int) -> list[Check]:
         hits["held-out"].append(finding.held_out.is_inside)
     share = {name: sum(each) / len(each) for name, each in hits.items()}
     return [
-        Check("95% intervals of a difference that hold the truth", share["difference"], 0.93, 0.97),
-        Check("95% intervals of a multiplier that hold the truth", share["multiplier"], 0.93, 0.97),
-        Check("prediction intervals that hold the held-out rung", share["held-out"], 0.90, 0.98),
+        Check("95% intervals of a difference that contain the truth", share["difference"], 0.93, 0.97),
+        Check("95% intervals of a multiplier that contain the truth", share["multiplier"], 0.93, 0.97),
+        Check("prediction intervals that contain the held-out rung", share["held-out"], 0.90, 0.98),
     ]
 
 

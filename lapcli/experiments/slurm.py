@@ -1,4 +1,4 @@
-"""Writes a sweep as a SLURM array script: one task for each cell, saved and requeued when its time is up."""
+"""Writes a sweep as a SLURM array script: one task for each cell, saved and requeued at its time limit."""
 
 import shlex
 import sys

@@ -53,7 +53,7 @@ Values = Annotated[list[Any], Field(min_length=1, max_length=1000)]
 
 
 class Tune(Section):
-    """Runs that choose values for the grid: those of the best run by a validation metric."""
+    """Runs that choose the grid's values, which are those of the best run by a validation metric."""
 
     over: Annotated[dict[str, Values], Field(min_length=1)]
     set: dict[str, Any] = Field(default_factory=dict)  # only while tuning, such as images held out from training
@@ -146,7 +146,7 @@ class Grid:
         return cells
 
     def _where(self, problem: Problem) -> str:
-        """Return the place where the value of a problem was written; the cell itself got it by `--set`."""
+        """Return where the value of a problem was written; the cell itself received it by `--set`."""
         tune = {} if self.group.tune is None else dict(self.group.tune)
         for section in (("over",), ("set",), ("tune", "over"), ("tune", "set"), ("tune", "keep")):
             for key in tune.get(section[1], {}) if len(section) > 1 else getattr(self.group, section[0]):
@@ -162,7 +162,7 @@ class Grid:
             self._loaded[overrides] = self._loader(overrides, None)
         recipe = self._loaded[overrides]
         if not isinstance(recipe, BaseRecipe):
-            message = "has stages, which start from a run: put it into `then`, as sft RECIPE"
+            message = "has stages, which start from a run; list it under `then`, as sft RECIPE"
             raise RecipeError(str(self.recipe), [Problem(str(self.recipe), "stages", message)])
         return recipe
 
@@ -209,7 +209,7 @@ class Sweep:
 
 
 def _check(grid: Grid, make: Callable[[], list[Cell]], seen: dict[str, Cell]) -> list[Problem]:
-    """Return problems of cells; add the new ones to `seen`."""
+    """Return the cells' problems and add new ones to `seen`."""
     try:
         cells = make()
     except RecipeError as error:
@@ -230,7 +230,7 @@ def _check(grid: Grid, make: Callable[[], list[Cell]], seen: dict[str, Cell]) ->
 def load_sweep(
     path: Path, options: Sequence[str] = (), name: str | None = None, *, over: Over, then: Sequence[str], tune: bool
 ) -> Sweep:
-    """Load a sweep file, or make the sweep of a recipe with `over` and `then`; `options` are in every cell.
+    """Load a sweep file, or build one from a recipe with `over` and `then`; `options` apply to every cell.
 
     Without `tune`, the recipe's values are used. RecipeError lists every problem at once.
     """
@@ -276,7 +276,7 @@ def _without_set(sweep: Sweep) -> Sweep:
 
 
 def choose(cells: Sequence[Cell], by: str, runs_dir: Path) -> tuple[Cell, str] | None:
-    """Return the best cell, the first of equals, and why; None while cells are left to try."""
+    """Return the best cell (the first among equals) and the reason; None while cells remain to be tried."""
     if not all(progress(cell, runs_dir).is_tried for cell in cells):
         return None
     scores = last_scores([cell.name for cell in cells if progress(cell, runs_dir).is_trained], runs_dir)
@@ -298,7 +298,7 @@ def choose(cells: Sequence[Cell], by: str, runs_dir: Path) -> tuple[Cell, str] |
 
 
 class SweepChooser(Chooser):
-    """All cells of a sweep; those of a grid with `tune` when its values are chosen."""
+    """All cells of a sweep; a grid with `tune` joins when its values are chosen."""
 
     def __init__(self, sweep: Sweep, runs_dir: Path, only: str | None, tell: Callable[[str], None]) -> None:
         super().__init__([], runs_dir)
@@ -351,14 +351,14 @@ def known_cells(sweep: Sweep, runs_dir: Path, only: str | None = None) -> list[t
 
 
 def disk_left(known: Sequence[tuple[Cell, bool]], runs_dir: Path) -> int:
-    """Return the most bytes that the checkpoints of the cells that are left to train take."""
+    """Return the maximum bytes of the checkpoints of cells that remain to be trained."""
     left = [cell for cell, _ in known if not progress(cell, runs_dir).is_trained]
     sizes = {shape: disk_bytes(cell.loaded) for shape, cell in {_shape(cell): cell for cell in left}.items()}
     return sum(sizes[_shape(cell)] for cell in left)
 
 
 def _shape(cell: Cell) -> str:
-    """Return the recipe without what changes neither cost nor size. Operators stay: some have parameters."""
+    """Return the recipe without keys that affect neither cost nor size. Operators stay: some have parameters."""
     values = recipe_to_dict(cell.loaded)
     for key in ("seed", "optimizer", "laplacian_heads", "drop_path"):
         values.pop(key, None)
@@ -367,7 +367,7 @@ def _shape(cell: Cell) -> str:
 
 
 def sweep_cost(known: Sequence[tuple[Cell, bool]], runs_dir: Path, device: Device | None = None) -> dict[str, Any]:
-    """Plan every cell on one device, by default this machine's, and say what is left to do."""
+    """Plan every cell on one device, by default this machine's, and return the remaining work."""
     plans: dict[str, TrainingPlan] = {}
     cells: list[dict[str, Any]] = []
     for cell, waits in known:

@@ -1,4 +1,4 @@
-"""The answer of a ladder: its findings as JSON, a table in words, and two figures, in `runs/.ladders/NAME`."""
+"""A ladder's results in `runs/.ladders/NAME`: findings as JSON, a verbal table, and two figures."""
 
 import io
 import math
@@ -47,7 +47,7 @@ def target_compute(ladder: Ladder, target: str | None) -> float | None:
 
 
 def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
-    """Judge a ladder whose cells have all been tried; write its files and return the contents of `ladder.json`."""
+    """Judge a ladder whose cells have all been tried, write its files and return the contents of `ladder.json`."""
     file, place = ladder.file, target_compute(ladder, target)
     own, shared = ladder.judged_rungs()
     moves = ladder.moves()
@@ -122,7 +122,7 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
 
 
 def plain_models(ladder: Ladder) -> dict[str, dict[str, list[float | None]]]:
-    """Return what the baseline's first run on each rung shows, a number a layer; it is measured once."""
+    """Return the measurements of the baseline's first run on each rung, by layer; each run is measured once."""
     found: dict[str, dict[str, list[float | None]]] = {}
     tasks = list(dict.fromkeys(task for task, _, _ in MECHANISM))
     for rung in ladder.rungs:
@@ -161,7 +161,7 @@ def _numbers(rung: Rung) -> dict[str, Any]:
 
 
 def in_words(finding: Finding) -> str:
-    """Return the verdict with the numbers that it rests on."""
+    """Return the verdict with its supporting numbers."""
     numbers = f"{_interval(finding.difference)} at {finding.at}, p {finding.adjusted_p:.2g}"
     if finding.verdict == "no effect":
         return f"no effect within {finding.margin:g} ({numbers})"
@@ -206,7 +206,7 @@ def draw(
     held_out: str | None,
     margin: float,
 ) -> None:
-    """Draw the difference over compute, one panel an arm, and the outcome over compute of all arms; with their CSV."""
+    """Draw the difference over compute, one panel an arm, and all arms' outcomes over compute; with their CSV."""
     import matplotlib as mpl
 
     label = unit.replace("validation_", "").replace("_", " ")
@@ -255,7 +255,7 @@ def draw(
 
 
 def _over_compute(panel: Any, computes: Sequence[float]) -> None:
-    """Give a panel whole decades of FLOPs, so that labels of parts of a decade are not needed."""
+    """Extend a panel to whole decades of FLOPs, so that minor tick labels are not needed."""
     logs = [math.log10(compute) for compute in computes]
     panel.set(xscale="log", xlabel="FLOPs of a run", xlim=(10 ** math.floor(min(logs)), 10 ** math.ceil(max(logs))))
     panel.xaxis.set_minor_formatter("")

@@ -1,4 +1,4 @@
-"""The model card of an exported folder: `card.md.j2`, filled with what is known about the run."""
+"""The model card of an exported folder: `card.md.j2`, filled with the run's records."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -77,7 +77,7 @@ def _card_data(exported: ExportedModel, to: str, scores: list[dict[str, Any]], n
 
 
 def _scores(run: Run, weights_sha256: str) -> list[dict[str, Any]]:
-    """Return the results of exactly these weights that can be better or worse, each with its conditions."""
+    """Return the results of exactly these weights that have a direction, each with its conditions."""
     frame = results(run.path)
     frame = frame[(frame.weights_sha256 == weights_sha256) & frame.direction.notna() & frame.value.notna()]
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
@@ -106,7 +106,7 @@ def _training(run: Run, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_paths(value: Any) -> Any:
-    """Shorten local paths to their last part, because a card may be published."""
+    """Shorten local paths to their last component, because a card may be published."""
     if isinstance(value, dict):
         return {key: _without_paths(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

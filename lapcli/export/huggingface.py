@@ -69,7 +69,7 @@ def is_native(config: GPTConfig) -> bool:
 def write_hf(exported: ExportedModel, folder: Path) -> None:
     model, tokenizer = exported.loaded.language_model()
     if parts := model.config.added_parts:
-        raise UsageError(f"no format has {' and '.join(f'model.{part}' for part in parts)}; use the run itself")
+        raise UsageError(f"no format supports {' and '.join(f'model.{part}' for part in parts)}; use the run itself")
     native = is_native(model.config)
     tensors = model.state_dict()
     if native:

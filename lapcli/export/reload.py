@@ -1,4 +1,4 @@
-"""Loads an exported folder with the target library alone; a program of its own that imports nothing of `lapcli`.
+"""Loads an exported folder with only the target library; a separate program that imports nothing of `lapcli`.
 
     python reload.py FORMAT FOLDER QUESTIONS ANSWERS
 

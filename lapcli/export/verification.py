@@ -1,4 +1,4 @@
-"""Loads an exported folder in a process of its own, with the target library alone, and compares it with the run.
+"""Loads an exported folder in a separate process, with only the target library, and compares it with the run.
 
 Both sides compute in float32 with weights of the exported dtype, so that one tolerance serves all dtypes. Greedy texts
 may diverge where two logits are closer than the tolerance; the gap is measured and reported.

@@ -29,7 +29,7 @@ _OPERATIONS: dict[type, Callable[..., Fraction]] = {
 
 
 def calculate(expression: str) -> str | None:
-    """Return what the calculator prints, or None. Whole numbers are printed as such: 0.2*50 is 10, not 10.0."""
+    """Return the calculator's output, or None. Whole numbers are printed as such: 0.2*50 is 10, not 10.0."""
     if len(expression) > LONGEST_EXPRESSION or _TOKEN.sub("", expression).strip():
         return None
     source = " ".join(_without_commas(token) for token in _TOKEN.findall(expression))

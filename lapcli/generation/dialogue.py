@@ -1,4 +1,4 @@
-"""Text as the model generates it: samples of a prompt, and conversations at a terminal."""
+"""Streams generated text: samples of a prompt, and conversations in a terminal."""
 
 import codecs
 import contextlib
@@ -36,7 +36,7 @@ class Transcript:
         return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
     def end(self) -> str:
-        """Return what was held back: a part of a character."""
+        """Return the text held back, which is part of a character."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -59,7 +59,7 @@ class Dialogue:
         self._exchanges = []
 
     def answer(self, question: str) -> Generator[str]:
-        """Yield the answer in pieces of text. If this is closed early, the answer is kept as far as it went."""
+        """Yield the answer in pieces of text. If this is closed early, the partial answer is kept."""
         asked = self._user_turn(question)
         tokens: list[int] = []
         shown = Transcript(self._tokenizer)

@@ -42,7 +42,7 @@ class RowCache(KVCache):
 
     @torch.inference_mode()  # tensors that grew in a step are inference tensors, which only this mode may write
     def add(self, prefix: KVCache) -> None:
-        """Add a last row with the tokens of the only row of `prefix`."""
+        """Append a row with the tokens of the single row of `prefix`."""
         row, length = len(self.lengths), prefix.position
         self._reserve(length + 1)
         self.k_LBGSD[:, row, :, :length] = prefix.k_LBGSD[:, 0, :, :length]
@@ -113,7 +113,7 @@ _MASK = 2**64 - 1
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of sampling; temperature 0 takes the likeliest token, `top_k` draws among the k likeliest."""
+    """Sampling options; temperature 0 takes the likeliest token, `top_k` draws among the k likeliest."""
 
     max_tokens: int
     temperature: float = 0.0

@@ -34,7 +34,7 @@ _RANGE = re.compile(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?")
 
 
 class HeadClaim(NamedTuple):
-    """An operator and the number of a layer's heads that have it."""
+    """An operator and its number of heads in a layer."""
 
     operator: Operator
     heads: int

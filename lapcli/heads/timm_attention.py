@@ -67,7 +67,7 @@ def set_operators(model: Model, plan: HeadPlan) -> Model:
 
 
 def head_plan_of(model: nn.Module) -> HeadPlan:
-    """Return the plan that the model's heads have now."""
+    """Return the current plan of the model's heads."""
     layers = attention_layers(model)
     return plan_of_layers([m.operators.claims if type(m) in _PLAIN else () for m in layers], _heads(layers))
 

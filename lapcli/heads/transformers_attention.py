@@ -153,7 +153,7 @@ class _LaplacianHeads:
     def _queries_keys_values(
         self: Any, x_BTC: Tensor, rotary: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values as the family normalises and rotates them."""
+        """Return queries, keys and values, normalised and rotated as in the model family."""
         q, k, v = (part.unflatten(2, (-1, self.head_dim)).transpose(1, 2) for part in self._projected(x_BTC))
         norms = (self.q_norm, self.k_norm) if hasattr(self, "q_norm") else (nn.Identity(), nn.Identity())
         if self.norms_first:

@@ -45,7 +45,7 @@ def evaluation_batches(
     pads: bool = False,
     stop_if_asked: Callable[[], None] | None = None,
 ) -> Iterator[tuple[range, Tensor, Tensor]]:
-    """Yield this process's share of the images in batches: their positions, the normalised images, and their labels.
+    """Yield this process's part of the images in batches: their positions, the normalised images, and their labels.
 
     `source` determines how images are cropped and normalised, `size` is their side in pixels.
     `pads`: the last batch is padded with images of no class, so that all batches have the same shape.
@@ -97,7 +97,7 @@ def measure_accuracy(
         for rows, images_BCHW, labels_B in evaluation_batches(images, source, size, world, batch, **options):
             logits_BK = model(images_BCHW).float()
             if not torch.isfinite(logits_BK).all():
-                raise LapError("the model gives logits that are not finite; these weights cannot be evaluated")
+                raise LapError("the model produces logits that are not finite; these weights cannot be evaluated")
             nats += float(F.cross_entropy(logits_BK, labels_B, reduction="sum", ignore_index=NO_CLASS))
             seen += len(rows)
             # topk never returns the index NO_CLASS, so padding hits nothing.

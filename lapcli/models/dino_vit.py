@@ -168,7 +168,7 @@ class DinoViT(nn.Module):
     """ViT-S/16 with the section's defaults: 21,599,616 parameters."""
 
     def __init__(self, section: DinoModel, drop_path: float = 0.0) -> None:
-        """`drop_path` is an argument of its own: a student has the section's, its teacher 0."""
+        """`drop_path` is a separate argument: the student uses the section's value, its teacher 0."""
         super().__init__()
         width, heads = section.width, section.heads
         self.plan = section.head_plan()
@@ -338,7 +338,7 @@ class StudentTeacher(nn.Module):
 
 
 def crop_flops(section: DinoModel, size: int) -> int:
-    """Return the FLOPs of one crop's forward through the backbone, a multiply-add counted as two."""
+    """Return the FLOPs of one crop's forward pass through the backbone, a multiply-add counted as two."""
     patches = (size // section.patch) ** 2
     tokens, width = patches + 1, section.width
     block = 2 * tokens * width * width * (4 + 2 * section.mlp_ratio) + 4 * tokens * tokens * width

@@ -319,7 +319,7 @@ class GPT(nn.Module):
         return self
 
     def cast_weights(self) -> "GPT":
-        """Cast the weights to the dtype of the activations, as every use of them would: a model to evaluate."""
+        """Cast the weights of an evaluation model once to the dtype of the activations, as every use would."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.to(self.embed.weight.dtype)

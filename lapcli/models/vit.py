@@ -50,7 +50,7 @@ def without_decay(model: nn.Module) -> set[str]:
 
 
 def forward_flops(section: ViTModel) -> int:
-    """Return the FLOPs of one image's forward: matrix products only, a multiply-add counted as two."""
+    """Return the FLOPs of one image's forward pass: matmuls only, a multiply-add counted as two."""
     patches = (section.image // section.patch) ** 2
     tokens, width = patches + 1, section.width
     # Queries, keys, values and output have 4 C^2 weights, the MLP 2 ratio C^2; the last term is q k^T and P v.

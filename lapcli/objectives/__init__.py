@@ -1,4 +1,4 @@
-"""The objectives: one class for each way of training. This module does not import torch."""
+"""The objectives, one class for each training method. This module does not import torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def objective_of(recipe: AnyRecipe) -> "type[Objective[Any]]":
-    """Import the class that trains and loads the models of a recipe."""
+    """Import the class that trains and loads a recipe's models."""
     module, _, name = recipe.implementation.partition(":")
     return getattr(import_module(module), name)

@@ -66,7 +66,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
         }
 
     def use(self, tokenizer: Tokenizer, world: World, progress: Progress | None = None) -> None:
-        """Render the mixtures unless they are cached, and plan the batches; raise for all that would fail later."""
+        """Render the mixtures unless they are cached, and plan the batches; fail early."""
         self.tokenizer, self.world = tokenizer, world
         recipe, train = self.recipe, self.recipe.train
         self.batches = self.plan_batches(world.size)
@@ -157,7 +157,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
         by_group = self.recipe.average == "micro_batch"
         values = {"validation_loss": means / groups if by_group else nats / targets}
         if self._packed:
-            text = "the held-out text that the loss counts"
+            text = "the held-out text that counts for the loss"
             values["validation_bits_per_byte"] = bits_per_byte(counted_nats, counted_bytes, text)
         return values
 
@@ -184,7 +184,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
 
     @classmethod
     def fetch(cls, recipe: ChatRecipe, progress: Progress) -> list[dict[str, Any]]:
-        """Download every data set of every mixture, each once."""
+        """Download each data set of the mixtures once."""
         return fetch_data_sets(recipe, progress)
 
     def plan_facts(self) -> PlanFacts:

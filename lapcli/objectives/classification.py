@@ -28,7 +28,7 @@ from lapcli.runtime.ranks import World
 
 
 def build_loss(recipe: ClassificationRecipe) -> nn.Module:
-    """Return a loss of logits and class shares. Binary: a class with any share is a target of 1, whatever lambda is."""
+    """Return the loss as a function of logits and class fractions. Binary: nonzero fractions become targets of 1."""
     if recipe.train.loss == "binary_cross_entropy":
         # Smoothing has to be 0: it gives every class a share, and beyond the threshold of 0 all targets would be 1.
         return BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0, sum_classes=False)
@@ -54,7 +54,7 @@ class Classification(ImageObjective[ClassificationRecipe]):
         if run.info.get("step", 0) == 0 and epochs and epochs * per_epoch >= self.steps:
             raise UsageError(
                 f"schedule.warmup_epochs {epochs:g} is {epochs * per_epoch:,.0f} steps ({per_epoch:,} an epoch), which "
-                f"do not fit into a run of {self.steps:,} steps; lower it, such as with --set schedule.warmup_epochs=0"
+                f"do not fit into a run of {self.steps:,} steps; lower it, e.g. --set schedule.warmup_epochs=0"
             )
         return facts
 
@@ -90,7 +90,7 @@ class Classification(ImageObjective[ClassificationRecipe]):
         return decay_groups(self.recipe.optimizer, dict(self.model.named_parameters()), without_decay(self.model))
 
     def batch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:
-        """Return normalised and mixed images, and the share of each class in them."""
+        """Return normalised and mixed images, and each class's fraction in them."""
         images_BCHW, labels_B = to_device(self._loader.batch(step, micro_step), self.world.device)
         images_BCHW = normalise(images_BCHW, self.recipe.data)
         return self._mixer(images_BCHW, labels_B, step, self.batches.first(micro_step, self.world.rank))

@@ -1,4 +1,4 @@
-"""What the objectives on images share: their data, workers and loading."""
+"""The common base of image objectives: data, workers and loading."""
 
 import contextlib
 from typing import Any, TypeVar
@@ -70,7 +70,7 @@ class ImageObjective(Objective[R]):
 
     @classmethod
     def new_model(cls, recipe: R, seed: int | None) -> nn.Module:
-        """Return the model, initialised from the seed; None: with arbitrary weights."""
+        """Return the model, initialised from the seed, or with arbitrary weights if it is None."""
         raise NotImplementedError
 
     def compile(self) -> None:
@@ -109,7 +109,7 @@ class ImageObjective(Objective[R]):
 
     @classmethod
     def evaluated(cls, model: Any) -> nn.Module:
-        """Return the part of the model that is evaluated."""
+        """Return the part of the model to evaluate."""
         return model
 
     @classmethod

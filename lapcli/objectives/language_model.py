@@ -94,13 +94,13 @@ def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
 
 
 class GPTObjective(Objective[R]):
-    """What pretraining and chat training share: the GPT, its optimizers, its tokenizer."""
+    """The common base of pretraining and chat training: the GPT, its optimizers and its tokenizer."""
 
     any_length = False  # the length of sequences differs between batches
     tokenizer: Tokenizer
 
     def build(self, device: torch.device, policy: ComputePolicy | None = None, *, is_initialised: bool = True) -> None:
-        """Build the GPT; without `is_initialised` its weights are to be loaded over."""
+        """Build the GPT; without `is_initialised` its weights are arbitrary, to be overwritten by loading."""
         train = self.recipe.train
         # A graph for any length gains less than one for a fixed length, so `auto` does not compile it.
         compiles = False if self.any_length and train.compile == "auto" else train.compile
@@ -172,7 +172,7 @@ class GPTObjective(Objective[R]):
         }
 
     def check_samples(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Refuse samples that do not fit the model before training, since they are generated after it."""
+        """Refuse samples too long for the model before training starts, since they are only generated at the end."""
         wanted: int = self.recipe.validation.sample_tokens  # type: ignore[attr-defined]
         positions = gpt_config(self.recipe).positions
         longest = max(map(len, prompts), default=0)
@@ -290,7 +290,7 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
 
     @classmethod
     def fetch_part(cls, recipe: LanguageModelRecipe, share: slice, progress: Progress) -> dict[str, Any]:
-        """Tokenise some of the text's parts; a fetch of all, or the run, puts them together."""
+        """Tokenise some parts of the text; a complete fetch, or the run, combines them."""
         _, _, folders = tokenise(recipe.data, _tokenizer_to_fetch(recipe), share, progress)
         return {"source": recipe.data.train, "parts": len(folders[share]), "of_parts": len(folders)}
 

@@ -51,7 +51,7 @@ def find_checkpoint(run: Run, which: str) -> Checkpoint:
 
 
 def _last_checkpoint(run: Run, newest: int) -> Checkpoint:
-    """Read the newest checkpoint; for a finished run it has to be the one that the run ended with."""
+    """Read the newest checkpoint; for a finished run it must be the final one."""
     checkpoint = checkpoints.read(run.checkpoints / f"step-{newest:06d}")
     if run.is_finished and run.info.get("weights_sha256") not in (None, checkpoint.weights_sha256):
         raise DataError(
@@ -118,7 +118,7 @@ def build_timm(name: str, seed: int = 0, *, with_classifier: bool = True) -> Any
             raise UsageError(f"timm cannot build {known} ({str(error).splitlines()[0][:200]})") from None
     if not isinstance(model, VisionTransformer | Eva):
         raise UsageError(
-            f"{name} is a {type(model).__name__} and cannot be measured: a plain ViT is needed, timm's "
+            f"{name} is a {type(model).__name__}, which cannot be measured; choose a plain ViT, timm's "
             "VisionTransformer or Eva"
         )
     return model

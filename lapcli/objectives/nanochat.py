@@ -64,7 +64,7 @@ class NanochatCheckpoint:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it was trained on conversations: by its folder, else by a metric that fine-tuning writes."""
+        """Whether it was trained on conversations, as told by its folder, else by a metric of fine-tuning."""
         folders = " ".join(self.file.resolve().parts[-3:-1])
         if "_checkpoints" in folders:
             return "base_checkpoints" not in folders
@@ -134,7 +134,7 @@ def read_weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
 
 
 def find_tokenizer(file: Path) -> Path | None:
-    """Find the tokenizer beside the checkpoint, or where nanochat has it: `tokenizer/` in its base folder."""
+    """Find the tokenizer beside the checkpoint, or in `tokenizer/` of nanochat's base folder."""
     folders = (file.parent, *(parent / "tokenizer" for parent in (file.parent, *file.resolve().parents[1:3])))
     candidates = [folder / name for folder in folders for name in TOKENIZER_FILES]
     return next((path for path in candidates if path.is_file()), None)
@@ -165,7 +165,7 @@ _ANOTHER = "name another with --tokenizer, a tokenizer.json or tokenizer.pkl"
 
 
 class _Encoding:
-    """Replaces tiktoken's class while a pickle is read; stores the state and computes nothing."""
+    """Stands in for tiktoken's class while a pickle is read; it only stores the state."""
 
     state: object = None
 
@@ -178,7 +178,7 @@ class _PlainEncoding(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type:
         if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused")
+            raise pickle.UnpicklingError(f"it references {module}.{name}, which is not allowed")
         return _Encoding
 
 
@@ -196,7 +196,7 @@ AGAIN = "download the checkpoint again, or name another"
 
 
 def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path | None = None) -> tuple[Run, bool]:
-    """Import a checkpoint; return the finished run, and whether it is new: the same import again changes nothing."""
+    """Import a checkpoint; return the finished run, and whether it is new: repeating an import changes nothing."""
     source = find_checkpoint(path)
     sha256 = sha256_of_file(source.file)
     if (runs_dir / name / INFO).is_file():
@@ -254,7 +254,8 @@ def _tokenizer(source: NanochatCheckpoint, given: Path | None) -> Tokenizer:
     tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != source.vocab:
         raise UsageError(
-            f"{path} has {tokenizer.vocab_size:,} tokens, the model {source.vocab:,}; name its own with --tokenizer"
+            f"{path} has {tokenizer.vocab_size:,} tokens, but the model has {source.vocab:,}; name its tokenizer with "
+            "--tokenizer"
         )
     return tokenizer
 
@@ -266,7 +267,7 @@ def _check(source: NanochatCheckpoint, tensors: dict[str, Any]) -> None:
 
 
 def _recipe(source: NanochatCheckpoint) -> BaseRecipe:
-    """Build a recipe from what is known about the training; its data is unknown."""
+    """Build a recipe from the known training settings; the training data is unknown."""
     user = source.meta.get("user_config")
     settings = user if isinstance(user, dict) else {}
     batch = _count(settings.get("total_batch_size"), source.model.context)

@@ -25,7 +25,7 @@ TEMPERATURE = 0.07  # of the votes, as in DINOv3's k-NN evaluation
 def neighbour_accuracy(
     backbone: DinoViT, data: ImageData, recipe: SelfSupervisedRecipe, world: World, **options: Any
 ) -> float:
-    """Return the accuracy on held-out images, by a vote of their neighbours weighted by similarity.
+    """Return the accuracy on held-out images, classified by a similarity-weighted vote of their neighbours.
 
     Options are those of `evaluation_batches`.
     """
@@ -42,7 +42,7 @@ def neighbour_accuracy(
 def class_tokens(
     backbone: DinoViT, images: ImageSet, recipe: SelfSupervisedRecipe, world: World, **options: Any
 ) -> Tensor:
-    """Return the class tokens of all images on every process; each computes a share of them."""
+    """Return the class tokens of all images on every process; each computes some of them."""
     size, batch = recipe.data.crops.global_size, recipe.validation.batch or recipe.train.micro_batch
     tokens_NC = torch.zeros(len(images), backbone.width, device=world.device)
     for rows, images_BCHW, _ in evaluation_batches(images, recipe.data, size, world, batch, **options):

@@ -1,6 +1,6 @@
-"""The interface of an objective: everything that is particular to one way of training.
+"""The interface of an objective, which covers everything specific to one training method.
 
-One class tells the whole story of an objective: its data, model, batches, loss and validation, and how to load it. The
+One class contains everything about an objective: data, model, batches, loss, validation and loading. The
 loop owns what is the same for all of them: accumulation, clipping, schedules, checkpoints, signals, metrics and
 progress. The type of its recipes (`lapcli/recipe`) names the class, and says without importing torch what its models
 can do and which metrics its validation has.
@@ -103,7 +103,7 @@ def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights, and what is needed to prepare its inputs."""
+    """A model with its weights and its input preprocessing."""
 
     name: str
     module: nn.Module
@@ -163,7 +163,7 @@ class PlanFacts:
 
 
 class Objective(ABC, Generic[R]):
-    """One way of training the models of a recipe.
+    """One training method for the models of a recipe.
 
     Training calls `prepare`, then `build`, then `batch` and `loss` for each micro-step. A plan needs no data: it calls
     `build` on the meta device, then `loss` on a `synthetic_batch`. Evaluation and analysis call `load`.
@@ -190,7 +190,7 @@ class Objective(ABC, Generic[R]):
 
     @property
     def multiple(self) -> int:
-        """The size of which every micro-batch is a multiple, where examples come in pairs or groups."""
+        """The size that must divide every micro-batch, where examples come in pairs or groups."""
         return 1
 
     def plan_batches(self, processes: int) -> BatchPlan:
@@ -222,7 +222,7 @@ class Objective(ABC, Generic[R]):
         return [block for each in lists for block in each.children()]
 
     def recompute_blocks(self) -> None:
-        """Keep only the inputs of blocks for the backward, which computes the rest of them again."""
+        """Keep only the inputs of blocks for the backward pass, which recomputes their other activations."""
         for block in self.blocks():
             block.forward = functools.partial(recomputed, block.forward, use_reentrant=False)
 
@@ -231,7 +231,7 @@ class Objective(ABC, Generic[R]):
         return self.blocks()
 
     def gathered_dtype(self, shard: nn.Module) -> torch.dtype | None:
-        """Return the dtype in which the weights of a shard are gathered, if it computes in another than they have."""
+        """Return the dtype in which sharded weights are gathered, if it differs from the dtype they are stored in."""
         return None
 
     @abstractmethod
@@ -287,7 +287,7 @@ class Objective(ABC, Generic[R]):
         return {}
 
     def after_step(self, step: int) -> None:
-        """Update what follows the weights, such as a teacher."""
+        """Update state that follows the weights, such as a teacher."""
 
     def weights_metadata(self) -> dict[str, str]:
         return {"laplacian_heads": str(self.recipe.model.head_plan())}  # type: ignore[attr-defined]

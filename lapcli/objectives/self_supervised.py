@@ -121,7 +121,7 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         return CropBatch(global_MCHW, local_LCHW, masks_MP, hidden_N, self.batches.micro_batch, step)
 
     def synthetic_batch(self, examples: int, device: torch.device) -> CropBatch:
-        """Return zeros with as many masked patches as a batch of data has."""
+        """Return a batch of zeros with as many masked patches as a real batch."""
         images = examples
         crops, masks, group = self.recipe.data.crops, self.recipe.data.masks, self.recipe.train.group
         patches = (crops.global_size // self.recipe.model.patch) ** 2

@@ -55,7 +55,7 @@ class Weights:
 
 
 def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
-    """Find a source; UsageError or DataError with the next step if it is missing, incomplete or of unknown format."""
+    """Find a source; UsageError or DataError with the next step if it is missing, incomplete or unrecognised."""
     source = given.source
     check_start(source, runs_dir)
     if source.startswith(RUN):
@@ -112,7 +112,7 @@ def _of_timm(name: str, weights: Path | None) -> Weights:
 
 
 def source_run(run: Run) -> Run | None:
-    """Return the run whose weights a run started from; None if it started from anything else."""
+    """Return the run that supplied a run's initial weights; None if they came from elsewhere."""
     given = run.recipe.train.init_from
     if given is None:
         return None
@@ -155,7 +155,7 @@ class InitialWeights:
 
     @classmethod
     def of(cls, recipe: BaseRecipe, run: Run) -> "InitialWeights | None":
-        """Find the weights that a run of the recipe starts from; None if they are initialised at random."""
+        """Find a run's initial weights; None if they are initialised at random."""
         given = recipe.train.init_from
         if given is None:
             return None
@@ -171,7 +171,7 @@ class InitialWeights:
         return cls(run, given, source)
 
     def tokenizer(self, recipe: GPTRecipe) -> Tokenizer:
-        """Return the tokenizer that the weights were trained with; its vocabulary has to be the recipe's."""
+        """Return the tokenizer that the weights were trained with; its vocabulary must match the recipe's."""
         saved = self.run.path / TOKENIZER
         if "tokenizer_sha256" in self.run.info and saved.is_file():
             tokenizer = Tokenizer.from_file(saved)
@@ -265,7 +265,7 @@ def _adapt_vit(tensors: dict[str, Tensor], expected: Mapping[str, Tensor], lines
     if any(_LAYER_SCALE.search(name) for name in tensors):
         if not scales:
             raise UsageError(
-                "the weights were trained with LayerScale, and model.layer_scale is null: set it, such as with "
+                "the weights were trained with LayerScale, and model.layer_scale is null: set it, for example with "
                 "--set model.layer_scale=1e-4"
             )
     elif scales and "blocks.0.norm1.weight" in tensors:

@@ -74,7 +74,7 @@ class _TracedPolicy(ComputePolicy):
 
 
 class TrainingPlan:
-    """The contents and the cost of a run of a recipe. Bytes and traces are those of one process."""
+    """The contents and the cost of a recipe's run. Bytes and traces are those of one process."""
 
     def __init__(self, recipe: BaseRecipe, processes: int, device: Device, *, advises: bool = True) -> None:
         self._recipe, self._device, self.device, train = recipe, device, device.name, recipe.train
@@ -157,7 +157,7 @@ class TrainingPlan:
         return self._traces[key]
 
     def _peak(self, batches: BatchPlan) -> tuple[str, dict[str, int]]:
-        """Return the phase of a step in which the process holds most memory, and the bytes that it holds by part."""
+        """Return the phase of a step with the peak memory of the process, and its bytes by part."""
         kept = self._trained if _keeps_gradients(batches) else 0
         peaks = {phase: dict(parts) for phase, parts in self._trace(batches).peaks.items()}
         for phase in (FORWARD, BACKWARD):
@@ -178,7 +178,7 @@ class TrainingPlan:
         return phase, {name: parts[name] for name in ("weights", GRADIENTS, "optimizer", ACTIVATIONS, TEMPORARY)}
 
     def _gathered(self) -> int:
-        """Bytes of the weights that a process gathers of the others' shards: all, or two blocks and the rest."""
+        """Bytes of the weights that a process gathers from other shards: all, or two blocks and the rest."""
         each, sharded = [], 0
         for shard in self._objective.shards():
             dtype = self._objective.gathered_dtype(shard)
@@ -200,7 +200,7 @@ class TrainingPlan:
         return sizes[fitting - 1] if fitting else 0
 
     def _fitting_changes(self) -> dict[str, str] | None:
-        """Return the least that changes how the run is computed, but not what, so that it fits."""
+        """Return the smallest change that makes the run fit without changing its results."""
         shard = {"shard": "weights"} if self.batches.processes > 1 else {}
         for changes in (shard, {"recompute": "blocks"}, {**shard, "recompute": "blocks"}):
             recipe = self._recipe.model_copy(update={"train": self._recipe.train.model_copy(update=changes)})
@@ -344,7 +344,7 @@ class TrainingPlan:
 
     def _fit(self) -> str:
         if self.memory_limit is None:
-            return f"how much memory {self.device} has is not known here"
+            return f"the memory of {self.device} is unknown"
         limit = f"the {gigabytes(self.memory_limit)} that a process has on {self.device}"
         if self.fits:
             return f"fits into {limit}"

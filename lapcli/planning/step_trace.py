@@ -47,7 +47,7 @@ class StepTrace:
 
 
 class TooManyOperations(Exception):
-    """A step has more operations than may be traced."""
+    """The step exceeds the maximum number of traced operations."""
 
 
 def trace_step(

@@ -1,4 +1,4 @@
-"""The recipe: what a run is told to do. Loading, inheriting, checking and comparing; no torch in here."""
+"""The recipe, which configures a run: loading, inheritance, checks, comparison. It does not import torch."""
 
 from lapcli.recipe.loading import OBJECTIVES, find_recipe, load_recipe, recipe_from_dict, recipe_loader
 from lapcli.recipe.reading import Problem, RecipeError

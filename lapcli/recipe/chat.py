@@ -57,7 +57,7 @@ class DataSet(Section):
         if self.source == "builtin" and self.format not in made_here:
             return f"`builtin` has no {self.format}; expected hub:OWNER/NAME, https://... or a file"
         if self.format == "questions" and self.source != "builtin":
-            return "questions are made from the built-in text alone; remove it"
+            return "questions are generated from the built-in text only; remove it"
         if self.format in GENERATED and self.source.startswith(PREFIX):
             return "the words come from `builtin`, hub:OWNER/NAME, https://... or a file"
         return wrong_hub_name(self.source)
@@ -133,7 +133,7 @@ class Stages(Section):
     @combination("sft", "midtrain")
     def _first_begins(self) -> str | None:
         if self.midtrain is not None and self.sft is not None and self.sft.train.init_from is not None:
-            return "train.init_from is for the first stage: sft starts from the weights of midtrain"
+            return "only the first stage takes train.init_from, because sft starts from midtrain's weights"
         return None
 
     def given(self) -> dict[StageName, Stage]:
@@ -142,7 +142,7 @@ class Stages(Section):
 
 
 class ChatRecipe(AnyRecipe):
-    """For `lap sft`: the model comes from the pretrained run."""
+    """Supply the model of the pretrained run, for `lap sft`."""
 
     implementation = "lapcli.objectives.chat:Chat"
     gives = frozenset({LANGUAGE, CHAT})
@@ -154,12 +154,12 @@ class ChatRecipe(AnyRecipe):
 
     @property
     def init_from(self) -> InitFrom | None:
-        """The weights that the first stage starts from, if the recipe names them."""
+        """The first stage's initial weights, if the recipe names them."""
         return next(iter(self.stages.given().values())).train.init_from
 
 
 class ChatStageRecipe(Stage, GPTRecipe):
-    """The recipe that the run of one stage stores; `train.init_from` has the weights that it starts from."""
+    """The recipe stored in a stage's run; `train.init_from` names the initial weights."""
 
     implementation, gives, metrics = ChatRecipe.implementation, ChatRecipe.gives, ChatRecipe.metrics
     data_identity_has_seed = ChatRecipe.data_identity_has_seed

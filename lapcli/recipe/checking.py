@@ -1,4 +1,4 @@
-"""Validates a recipe once with pydantic, and turns its errors into problems with a place and what is expected there."""
+"""Validates a recipe with pydantic, and converts its errors to problems with a location and the expected value."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -15,7 +15,7 @@ S = TypeVar("S", bound=Section)
 
 
 def check_recipe(schema: type[S], document: Document) -> tuple[S | None, list[Problem]]:
-    """Return the recipe, or the problems that prevent it. Keys that conflict are found once every key is valid."""
+    """Return the recipe, or the problems that prevent it. Conflicting keys are found once every key is valid."""
     try:
         return schema.model_validate(document.values), []
     except ValidationError as error:
@@ -52,7 +52,7 @@ def _path(detail: ErrorDetails, values: Any) -> KeyPath:
 
 
 def _field(section: type[Section], path: KeyPath) -> tuple[type[Section], FieldInfo | None]:
-    """Return the section that has a key, and the key's field; None for an unknown key."""
+    """Return the section that contains a key, and the key's field; None for an unknown key."""
     *above, last = [step for step in path if isinstance(step, str)]
     for key in above:
         section = inner_section(section.model_fields[key]) or section

@@ -31,7 +31,7 @@ def find_source(source: str, modality: Modality) -> "DataSource | None":
         return None
     entry = DATA_SOURCES[source.removeprefix(PREFIX)]
     if entry.modality != modality:
-        raise UsageError(f"the data source {entry.name} gives {entry.modality}, not {modality}; name another")
+        raise UsageError(f"the data source {entry.name} provides {entry.modality}, not {modality}; choose another")
     return entry
 
 
@@ -47,7 +47,7 @@ def unusable_sources(recipe: Section) -> list[tuple[str, str]]:
 
 
 def check_local_files(recipe: Section) -> None:
-    """Refuse files and folders that do not exist: before torch is loaded, a mistake costs no time."""
+    """Refuse missing files and folders before torch is loaded, so that a typo is reported at once."""
     for key, source, _ in _sources(recipe):
         if key.rpartition(".")[2] in ("train", "validation", "source"):
             check_local_file(key, source)

@@ -80,7 +80,7 @@ def find_recipe(name: str | Path) -> Path:
 
 
 def _heads_in_name(path: Path) -> Document | None:
-    """Return what a file `NAME_kL.yaml` beside `NAME.yaml` would say if it existed; None for other paths."""
+    """Return the content that stands in for a missing `NAME_kL.yaml` beside `NAME.yaml`; None for other paths."""
     name = re.fullmatch(r"(.+)_(\d+)L\.yaml", path.name)
     if name is None or path.exists() or not path.with_name(f"{name[1]}.yaml").is_file():
         return None
@@ -99,7 +99,7 @@ def load_recipe(
 
 
 def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Sequence[str], int | None], AnyRecipe]:
-    """Return `load_recipe` of one file for many overrides: the file is read once, which is most of the work."""
+    """Return a `load_recipe` for many overrides of one file, read only once because reading dominates the cost."""
     source = str(path)
     try:
         file, problems = read_with_parents(Path(path))
@@ -123,7 +123,7 @@ def recipe_loader(path: str | Path, *, is_kept: bool = False) -> Callable[[Seque
 
 
 def _ignored(section: Section) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the keys without effect of a section and of those in it."""
+    """Yield the keys that have no effect, in a section and its subsections."""
     yield from (((key,), reason) for key, reason in section.ignored().items())
     for name in type(section).model_fields:
         if isinstance(inner := getattr(section, name), Section):
@@ -132,7 +132,7 @@ def _ignored(section: Section) -> Iterator[tuple[tuple[str, ...], str]]:
 
 @cache
 def _warn(text: str) -> None:
-    """Warn once: a sweep loads a recipe for each of its cells."""
+    """Warn only once, since a sweep loads a recipe for each of its cells."""
     log.warning("warning: %s", text)
 
 

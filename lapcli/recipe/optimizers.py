@@ -71,7 +71,7 @@ class ChatOptimizer(MuonSection):
 
 
 class DinoOptimizer(OptimizerSection):
-    """AdamW with rates by depth; backbone and both heads are clipped separately."""
+    """AdamW with layer-wise learning rates; backbone and both heads are clipped separately."""
 
     name: Literal["adamw"] = "adamw"
     lr_scaling: Literal["none", "sqrt4"] = "none"  # sqrt4: lr is multiplied by 4 sqrt(batch / 1024)

@@ -56,7 +56,7 @@ class RecipeError(UsageError):
 
 
 class Unreadable(Exception):
-    """A problem that ends the parsing, since it leaves no keys to check."""
+    """A problem that stops parsing, since no keys remain to be checked."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -181,13 +181,13 @@ def read_file(path: Path) -> tuple[Document, list[Problem]]:
 
 
 def read_text(text: str, where: Callable[[int], str], under: KeyPath = ()) -> tuple[Document | None, list[Problem]]:
-    """Parse one YAML document; None if it has nothing but comments. `under` is the key that it is the value of."""
+    """Parse one YAML document; None if it contains only comments. `under` is the key whose value it is."""
     reader = _Reader(where)
     try:
         root = yaml.compose(text, Loader=_Loader)
         document = None if root is None else Document(reader.value(root, under), reader.places)
     except RecursionError:
-        raise Unreadable(Problem(where(1), "", "is nested too deep; no recipe is")) from None
+        raise Unreadable(Problem(where(1), "", "is nested too deeply for a recipe")) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two for `"\UFFFFFFFF"` and `%YAML 99...`
         mark = getattr(error, "problem_mark", None)
         line = mark.line if mark else text.count("\n", 0, getattr(error, "position", 0))
@@ -217,7 +217,7 @@ class _Reader:
             message = f"holds more than {_MAX_VALUES} values (aliases count in full); no recipe does"
             raise Unreadable(Problem(where, "", message))
         if node.tag:
-            self.problems.append(Problem(where, dotted(path), "tags (`!name`) are not used in recipes; remove it"))
+            self.problems.append(Problem(where, dotted(path), "recipes do not support tags (`!name`); remove the tag"))
         if isinstance(node, yaml.ScalarNode):
             return read_plain(node.value) if node.style is None else node.value
         if isinstance(node, yaml.SequenceNode):

@@ -120,7 +120,7 @@ def default_of(field: FieldInfo, inner: type[Section] | None) -> str:
 
 @cache
 def _comments(section: type[Section]) -> dict[str, str]:
-    """Return the comment of each key of a class: above it, and behind it."""
+    """Return the comments of each key of a class, above the key and on its line."""
     found, above = dict[str, str](), list[str]()
     for line in map(str.strip, inspect.getsource(section).splitlines()):
         if line.startswith("#"):

@@ -17,7 +17,7 @@ def recipe_to_dict(recipe: AnyRecipe) -> dict[str, Any]:
 
 
 def recipe_to_yaml(recipe: AnyRecipe) -> str:
-    """Return the text of a recipe file that loads to an equal recipe."""
+    """Return the text of a recipe file that loads as an equal recipe."""
     return yaml.dump(recipe_to_dict(recipe), Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -79,7 +79,7 @@ def _differences(key: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
 
 
 class _RecipeDumper(yaml.SafeDumper):
-    """Quotes text that our reader would take for a number, and never writes an alias."""
+    """Quotes text that our reader would parse as a number, and never writes an alias."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -219,7 +219,7 @@ class PlateauSchedule(Section):
 
 
 class ValidationSection(Section):
-    """When the model is validated, and on what."""
+    """Schedule and data of the validation."""
 
     every: Count | None = None  # steps; the first and the last are always validated; null: only those
 
@@ -300,12 +300,12 @@ class BaseRecipe(AnyRecipe):
 
     @property
     def micro_batch_counts(self) -> bool:
-        """Whether another micro-batch gives another result, beyond rounding."""
+        """Whether the micro-batch size changes results by more than rounding."""
         return False
 
 
 class GPTRecipe(BaseRecipe):
-    """A run whose weights are a GPT's."""
+    """A run that trains a GPT."""
 
     model: GPTModel
     tokenizer: TokenizerSection = TokenizerSection()

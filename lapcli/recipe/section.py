@@ -47,7 +47,7 @@ C = TypeVar("C", bound=Check)
 
 
 def wrong_hub_name(source: str) -> str | None:
-    """Return why `hub:...` names no data set; None if it does, or if the source is not on the hub."""
+    """Explain why `hub:...` is not a valid data set name; None if it is valid, or if the source is not on the hub."""
     owner, _, name = source.removeprefix("hub:").partition("/")
     if source.startswith("hub:") and (not owner or not name or "/" in name):
         return f"expected hub:OWNER/NAME, got {source[:60]!r}"
@@ -72,7 +72,7 @@ def combination(*keys: str) -> Callable[[C], C]:
 
 
 class Conflicts(ValueError):
-    """Keys of a section that cannot go together, each group with the reason."""
+    """Keys of a section that cannot be combined, each group with the reason."""
 
     def __init__(self, found: list[tuple[tuple[str, ...], str]]) -> None:
         self.found = found
@@ -91,19 +91,19 @@ class Section(BaseModel):
         return self
 
     def ignored(self) -> dict[str, str]:
-        """Return keys that have no effect beside the others, with the reason: worth a warning, not an error."""
+        """Return keys to which other values leave no effect, with the reason, for a warning instead of an error."""
         return {}
 
 
 def members(annotation: Any) -> list[Any]:
-    """Return the members of a union without None; any other annotation is its own only member."""
+    """Return the members of a union without None; any other annotation is its own single member."""
     if get_origin(annotation) in (Union, UnionType):
         return [member for member in get_args(annotation) if member is not type(None)]
     return [annotation]
 
 
 def inner_section(field: FieldInfo) -> type[Section] | None:
-    """Return the section that a key holds, or holds a list of."""
+    """Return the section type of a key's value or of its list items."""
     only = members(field.annotation)
     if len(only) == 1 and get_origin(only[0]) is list:
         only = members(get_args(only[0])[0])

@@ -1,4 +1,4 @@
-"""The recipes that ship with lap: their list, and commented copies as a start for one's own."""
+"""The recipes that ship with lap: their list, and commented copies of them as starter recipes."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class Starter:
-    """A copy of a shipped recipe for one's own data; `header` replaces its leading comment."""
+    """A copy of a shipped recipe to be adapted to the user's data; `header` replaces its leading comment."""
 
     recipe: str
     command: str
@@ -100,7 +100,7 @@ def write_starter(job: str, folder: Path, values: Mapping[str, str | None] | Non
     own_name = folder.resolve().name
     files = {name: folder / f"{own_name if name == job else name.replace('-', '_')}.yaml" for name in jobs}
     if len(set(files.values())) < len(jobs):
-        raise UsageError(f"{folder}: a chat recipe of that name would overwrite that of its base model; choose another")
+        raise UsageError(f"{folder}: its chat recipe would overwrite the recipe of its base model; choose another name")
     for file in files.values():
         if file.exists():
             raise UsageError(f"{file} already exists; choose another folder, or move the file away")

@@ -7,7 +7,7 @@ noise: the paired differences that carry the relation, seed by seed, have to be 
     partly       some of it: a part is missing, or the difference is there and smaller, or another row is best
     not          the differences are on the other side, beyond noise
     undecided    the noise of these seeds allows either
-    not run      there is no baseline, or nothing to compare with it
+    not run      there is no baseline, or there are no runs to compare with it
 
 Only runs of the paper's own recipe count.
 """
@@ -109,7 +109,7 @@ def _above(values: Values, *, sign: int = 1, share: str = "every", rows: str = "
 
 
 def _gain(values: Values, *, threshold: float, row: int | None = None, best: bool = False, **_: Any) -> Finding | None:
-    """A row, or the best of them, gains that many points over the baseline; with `best` it has to be the best row."""
+    """A row, or the best row, gains that many points over the baseline; with `best` it must be the best row."""
     others = _others(values)
     if not others or (row is not None and row not in others):
         return None
@@ -124,7 +124,7 @@ def _gain(values: Values, *, threshold: float, row: int | None = None, best: boo
 
 
 def _falls(values: Values, *, threshold: float, **_: Any) -> Finding | None:
-    """The measure falls by that share from the baseline to the largest number of heads."""
+    """The measure falls by that fraction from the baseline to the largest number of heads."""
     others = _others(values, "last")
     if not others or not _mean(values[0]):
         return None
@@ -172,7 +172,7 @@ def _near(values: Values, *, threshold: float, ratio: bool = False, share: str =
 
 
 def _meets(values: Values, *, threshold: float, half: float, **_: Any) -> Finding | None:
-    """A ratio is at least the threshold up to half of the heads, and nearer to one than it above."""
+    """A ratio is at least the threshold for up to half of the heads, and closer to one for more heads."""
     few, many = [k for k in values if k <= half], [k for k in values if k > half]
     if 0 not in few or not many:
         return None
@@ -274,7 +274,7 @@ def _combined(statuses: Sequence[Status]) -> Status:
 
 
 def _judged(claim: Claim, scope: str, family: Sequence[Grid]) -> Judged:
-    """Judge all parts on a family, by the claim's numbers of heads."""
+    """Judge all parts of the claim on a family, at the claim's numbers of heads."""
     statuses: list[Status] = []
     lines: list[str] = []
     missing: list[str] = []

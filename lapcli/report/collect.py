@@ -1,4 +1,4 @@
-"""The runs of a report and their numbers: one frame, grouped into grids of runs that may be averaged.
+"""The runs of a report and their numbers: one data frame, grouped into grids of runs that may be averaged.
 
 A number's name, its `measure`, says what it is and under which conditions:
 
@@ -67,17 +67,17 @@ class ReportRun:
 
     @cached_property
     def paper_differences(self) -> list[Difference] | None:
-        """Where the recipe is not the paper's; None if the paper has no such recipe."""
+        """Differences from the paper's recipe; None if the paper has no such recipe."""
         return paper_differences(self.run)
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Every key of the recipe and of the stages before it."""
+        """All keys of the recipe and of earlier stages."""
         return {**self.whole.keys, **dict(leaves(recipe_to_dict(self.run.recipe)))}
 
     @cached_property
     def identity(self) -> dict[str, str]:
-        """What has to agree for an average, as JSON; also the data, unless its identity includes the seed."""
+        """The values that averaged runs must share, as JSON; also the data, unless its identity includes the seed."""
         keys = {key: canonical_json(key, value) for key, value in self.whole.keys.items()}
         if not self.run.recipe.data_identity_has_seed and self.run.info.get("data_sha256"):
             keys[DATA] = json.dumps(str(self.run.info["data_sha256"])[:16])
@@ -86,7 +86,7 @@ class ReportRun:
 
 @dataclass(frozen=True, order=True)
 class RowKey:
-    """The value of a row; sorts as a number if it is one."""
+    """A row's value, which sorts numerically if it is a number."""
 
     order: tuple[float, ...]
     label: str
@@ -120,7 +120,7 @@ class RowKey:
 
 @dataclass
 class Grid:
-    """Runs that agree in all but the keys of the rows and the seeds: the content of one table."""
+    """Runs that differ only in row keys and seeds: the content of one table."""
 
     identity: dict[str, str]
     rows_by: tuple[str, ...]
@@ -176,10 +176,10 @@ class Collection:
 
 
 def collect(names: Sequence[str], runs_dir: Path) -> Collection:
-    """Read runs by name, folder or pattern, and the numbers of their last weights; only finished runs count."""
+    """Read runs by name, folder or pattern, with the numbers of their final weights; only finished runs count."""
     paths = find_paths(names, runs_dir)
     if not paths:
-        raise UsageError(f"{runs_dir} holds no run to report on; name runs, or choose another --runs-dir")
+        raise UsageError(f"{runs_dir} has no runs to report on; name runs, or choose another --runs-dir")
     runs = [ReportRun(run, whole_recipe(run), _is_search(run.path)) for run in map(read_run, paths)]
     notes = []
     for each in runs:
@@ -199,7 +199,7 @@ def _is_search(path: Path) -> bool:
 
 
 def _numbers(runs: Sequence[ReportRun], paths: Sequence[str], notes: list[str]) -> "DataFrame":
-    """Return the finite numbers of the last weights, with `measure`."""
+    """Return the finite numbers of the final weights, with `measure`."""
     import numpy as np
     import pandas
 
@@ -210,7 +210,7 @@ def _numbers(runs: Sequence[ReportRun], paths: Sequence[str], notes: list[str]) 
     chosen = (frame["task"] == "training") | (frame["checkpoint"] == "last")
     measured = frame[~chosen & (frame["task"] != "validation")]
     for (run, task, step), _ in measured.groupby(["run", "task", "step"], dropna=False):
-        notes.append(f"{run}: {task} of step {step} is not of the last weights and is left out")
+        notes.append(f"{run}: {task} of step {step} does not belong to the final weights and is left out")
     frame = frame[chosen & frame["value"].notna()].copy()
     frame["seeds"] = frame["run"].map({run.name: run.seed for run in runs})
     mains = {key: _main(list(metrics)) for key, metrics in frame.groupby(["run", "task"])["metric"]}
@@ -221,13 +221,13 @@ def _numbers(runs: Sequence[ReportRun], paths: Sequence[str], notes: list[str]) 
 
 
 def _main(metrics: Sequence[str]) -> str:
-    """Return the metric that is the score of its task: pass@k with the largest k, else the first that was listed."""
+    """Return the metric that is the score of its task: pass@k with the largest k, else the first one listed."""
     sampled = [name for name in metrics if name.startswith("pass@")]
     return max(sampled, key=lambda name: int(name[5:])) if sampled else metrics[0]
 
 
 def _measure(row: dict[str, Any], run: ReportRun, mains: dict[Any, str]) -> str:
-    """Return the number's name, with the conditions that are not the default."""
+    """Return the number's name, with non-default conditions."""
     task, metric, layer = row["task"], row["metric"], row["layer"]
     if task == "training":
         return str(metric)
@@ -251,7 +251,7 @@ def _measure(row: dict[str, Any], run: ReportRun, mains: dict[Any, str]) -> str:
 
 
 def _with_validated(frame: "DataFrame", runs: dict[str, ReportRun]) -> "DataFrame":
-    """Add the validation of the training as the score that it equals, where that was not evaluated."""
+    """Add training validations as the scores they equal, where those were not evaluated."""
     import pandas
 
     have = set(zip(frame["run"], frame["measure"], strict=True))
@@ -318,7 +318,7 @@ def check_rows(rows: Sequence[str], recipes: Sequence[dict[str, Any]]) -> None:
     known = {key for recipe in recipes for key in recipe}
     for key in rows:
         if key == "seed":
-            raise UsageError("--rows: tables are over seeds, so seeds cannot be their rows; name another key")
+            raise UsageError("--rows: tables average over seeds, so seeds cannot be rows; name another key")
         if recipes and key not in known:
             close = get_close_matches(key, sorted(known), 1)
             hint = f"; did you mean {close[0]}?" if close else "; give a key of recipe.yaml, such as optimizer.lr"
@@ -349,7 +349,7 @@ def differing(grids: Sequence[Grid]) -> dict[str, list[str]]:
 
 
 def _alike(grids: Sequence[Grid]) -> list[list[Grid]]:
-    """Return the grids of one kind of training on the same data together."""
+    """Group the grids by kind of training and data."""
     alike: dict[tuple[str, str], list[Grid]] = {}
     for grid in grids:
         alike.setdefault((kind_in_words(grid.first), data_in_words(grid.first)), []).append(grid)
@@ -372,7 +372,7 @@ def _name(grids: Sequence[Grid]) -> None:
 
 
 def _differences_in_words(grids: Sequence[Grid]) -> list[str]:
-    """Explain why runs of one kind on the same data are in several tables."""
+    """Explain why runs of one kind on the same data are split into several tables."""
     lines = []
     for alike in _alike(grids):
         different = differing(alike)
@@ -387,7 +387,7 @@ def _differences_in_words(grids: Sequence[Grid]) -> list[str]:
 
 
 def in_words(value: str | None) -> str:
-    """Return a value of an identity, short; two different values never read the same."""
+    """Shorten a value of an identity; different values never read the same."""
     if value is None:
         return "none"
     text = json.loads(value)

@@ -141,7 +141,7 @@ class Chart:
 
 @dataclass
 class Experiment:
-    """Grids that differ only in the drop path; their charts stand together."""
+    """Grids that differ only in the drop path; their charts are shown together."""
 
     number: int  # on the page, from 1
     title: str
@@ -150,7 +150,7 @@ class Experiment:
 
 
 def experiments_of(grids: Sequence[Grid]) -> list[Experiment]:
-    """Return the experiments with their charts: those that compare rows first, of them the one that changed last."""
+    """Return the experiments with their charts: first those that compare rows, most recently changed first."""
 
     def place(family: Sequence[Grid]) -> tuple[bool, float]:
         newest = max(time_of(run.run.info) for grid in family for run in grid.runs)
@@ -165,7 +165,7 @@ def experiments_of(grids: Sequence[Grid]) -> list[Experiment]:
 
 
 def _heading(family: Sequence[Grid]) -> str:
-    """Return kind, data and what tells this family from others, in at most 60 characters."""
+    """Return kind, data and the distinguishing keys of this family, in at most 60 characters."""
     first, (_, _, *differences) = family[0].first, f"{family[0].title} ·  · ".split(" · ")
     data = data_in_words(first).rstrip("/").rsplit("/", 1)[-1]  # of a folder its name
     parts = [kind_in_words(first), data, f"{len(family)} drop paths" if len(family) > 1 else " · ".join(differences)]
@@ -268,7 +268,7 @@ def _by_rows(family: Sequence[Grid], measures: Sequence[str], name: str) -> Char
 def write_files(charts: Sequence[Chart], folder: Path) -> list[Path]:
     """Write each chart as PNG, SVG and PDF, and its data as CSV."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; the figures need a folder of that name")
+        raise UsageError(f"{folder} is a file, but the figures need a folder of that name")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():  # files of runs that were removed or have another number on the page

@@ -1,4 +1,4 @@
-"""A report's table as text, and the file that `--out` names."""
+"""Formats report tables as text, and writes the file that `--out` names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The page of `lap report --format html`: one file that needs nothing else, `page.html.j2` with `page.css` and plotly.
 
-No script of ours is in it. Its security policy names plotly's scripts by their hashes, so that no other one can run.
+It contains no script of ours. Its security policy lists plotly's scripts by hash, so that no other can run.
 """
 
 import base64
@@ -87,7 +87,7 @@ def page(report: Report, experiments: Sequence[Experiment]) -> str:
 
 
 def _shown(experiment: Experiment, report: Report) -> dict[str, Any]:
-    """Return an experiment as the template reads it."""
+    """Return an experiment in the template's form."""
     grids = experiment.grids
     runs = [run for grid in grids for run in grid.runs]
     by_title = {table.title: table for table in report.tables}

@@ -33,7 +33,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = _PAPER["experiments"]
 
 
 def differences(grid: Grid) -> list[Difference] | None:
-    """Return where the grid's recipe is not the paper's; one run stands for the grid, whose recipes agree."""
+    """Return differences from the paper's recipe; one run represents the grid, whose recipes agree."""
     return grid.first.paper_differences
 
 
@@ -91,7 +91,7 @@ def _table1(grids: Sequence[Grid]) -> ScoreTable:
         on_test = [grid for grid in own if not isinstance(grid.first.values.get("data.validation"), float)]
         if len(on_test) < len(own):
             left = sum(len(grid.runs) for grid in own) - sum(len(grid.runs) for grid in on_test)
-            notes.append(f"{data_set}: {left} runs were measured on training images held out, and are left out.")
+            notes.append(f"{data_set}: {left} runs were measured on held-out training images and are left out.")
         family = _nearest(data_set, families(on_test), ["top1"], notes)
         grid = family and (best_baseline(family) or max(family, key=lambda grid: len(grid.runs)))
         if grid and family and len(family) > 1:
@@ -125,14 +125,14 @@ def _table2(grids: Sequence[Grid]) -> ScoreTable:
 
 
 def averages(grid: Grid, row: RowKey) -> dict[str, float]:
-    """Return the mean over the five tasks by seed; a run that lacks one of them has no average."""
+    """Return the mean over the five tasks by seed; a run that lacks a task has no average."""
     columns = [grid.values(row, task) for task in LANGUAGE]
     shared = set.intersection(*(set(column) for column in columns))
     return {seed: sum(column[seed] for column in columns) / len(columns) for seed in columns[0] if seed in shared}
 
 
 def _components(grids: Sequence[Grid]) -> ScoreTable:
-    """Make the table of k_0.99, of the pretrained models or of the stage that was analyzed."""
+    """Make the table of k_0.99 for the pretrained models or the analysed chat stage."""
     measure = "spectrum.k_0.99"
     notes: list[str] = []
     own = [grid for grid in of("language", grids) if measure in grid.measures()]

@@ -139,10 +139,10 @@ def row_keys(paper: str | None, format_: str, rows: str, columns: str | None) ->
 
 
 def names_in(option: str, text: str) -> list[str]:
-    """Split a comma-separated list of names; return each once."""
+    """Split a comma-separated list of names, without duplicates."""
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if not all(names):
-        raise UsageError(f"{option} takes names with commas between them, got {text[:60]!r}")
+        raise UsageError(f"{option} takes comma-separated names, got {text[:60]!r}")
     return names
 
 
@@ -179,7 +179,7 @@ def resolve(name: str, available: Sequence[str]) -> list[str]:
 def _default(grid: Grid, notes: list[str]) -> list[str]:
     """Return what `lap eval` measured, in the order of the tasks; without any, the validation of the training.
 
-    A score under other conditions is shown only if there is no other of its task; one on a few examples does not even
+    A score under other conditions is shown only if its task has no other score; one on a few examples does not even
     replace the validation. A grid without any number shows the scores that its kind should have, as gaps.
     """
     recipe = grid.first.run.recipe
@@ -346,7 +346,7 @@ def to_dict(table: ScoreTable) -> dict[str, Any]:
 
 
 def _cell_to_dict(column: Column, cell: Cell) -> dict[str, Any]:
-    """Return plain values in the shown unit; None where there is no number."""
+    """Return plain values in the displayed unit; None for gaps."""
 
     def scaled(value: float | tuple[float, float] | None) -> Any:
         if isinstance(value, tuple):
@@ -367,7 +367,7 @@ def _cell_to_dict(column: Column, cell: Cell) -> dict[str, Any]:
 
 
 def _csv(tables: Sequence[ScoreTable]) -> str:
-    """Return one cell a line, in the shown unit: the numbers of `to_dict`, nested names joined by a dot."""
+    """Return one cell per line, in the displayed unit: the numbers of `to_dict`, nested names joined by a dot."""
     import pandas
 
     rows = [

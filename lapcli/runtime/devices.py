@@ -33,7 +33,7 @@ _WORKSPACES = (":4096:8", ":16:8")  # with any other setting cuBLAS may sum in a
 
 @dataclass(frozen=True)
 class ComputePolicy:
-    """How a run computes, decided once from its recipe and its device.
+    """The compute settings of a run, decided once from its recipe and device.
 
     Code that differs between devices asks this, not the device of its tensors, so that a test without a GPU can take
     CUDA's code path with tensors on the meta device.
@@ -90,7 +90,7 @@ def use_whole_float32() -> None:
 
 @dataclass(frozen=True)
 class Device:
-    """One of the devices that a run is planned for."""
+    """The type of device for which a run is planned."""
 
     name: str
     type: str  # cpu, cuda or mps
@@ -158,7 +158,7 @@ def named_gpu(name: str) -> Device:
 
 
 def listed(device_name: str) -> Device | None:
-    """Return the listed GPU whose name is in a driver's as complete words: an "RTX A4000" is not an "A40"."""
+    """Return the listed GPU whose name occurs as complete words in the driver's: an "RTX A4000" is not an "A40"."""
     if _OTHER_MODELS & set(device_name.lower().split()):
         return None
     # The longest: an "H100 PCIe" is no other "H100".
@@ -168,12 +168,12 @@ def listed(device_name: str) -> Device | None:
 
 
 def this_cpu() -> Device:
-    """Return this machine's CPU with all of its memory, whatever other programs hold of it."""
+    """Return this machine's CPU with its total memory, including what other programs use."""
     return Device("CPU", "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def this_device(type_: str) -> Device:
-    """Return the device of that type that a run would use on this machine."""
+    """Return this machine's device of that type that a run would use."""
     if type_ == "cuda":
         import torch
 

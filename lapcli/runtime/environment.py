@@ -68,7 +68,7 @@ def inside_torchrun() -> bool:
 
 
 def is_main_process() -> bool:
-    """Return whether this is rank 0, which prints and writes for all ranks; holds without a process group too."""
+    """Return whether this is rank 0, which prints and writes for all ranks; also true without a process group."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -83,13 +83,13 @@ def launcher() -> int | None:
 
 
 def stopped_mark() -> Path | None:
-    """Return the file that exists once this launch was asked to stop; None without a launcher."""
+    """Return the marker file that exists once this launch was asked to stop; None without a launcher."""
     file = os.environ.get(STOPPED_MARK)
     return Path(file) if file else None
 
 
 def end_process(code: int) -> NoReturn:
-    """Exit; a rank that failed does so without cleaning up, where torch and NCCL would wait for the others.
+    """Exit; a failed rank skips the cleanup, in which torch and NCCL would wait for the others.
 
     A rank that was asked to stop leaves a mark and exits with 0: torchrun takes any other code for a failure and
     restarts all ranks. Where machines may join, torchrun itself stops the ranks to start them again with more.

@@ -39,7 +39,7 @@ class Interrupted(LapError):
 
 
 class UsageError(LapError):
-    """Wrong usage, recipe or data; nothing was started and nothing is lost."""
+    """Invalid usage, recipe or data; nothing was started and nothing is lost."""
 
     exit_code = ExitCode.USAGE
 
@@ -66,7 +66,7 @@ def shortened(name: str) -> str:
 
 
 def from_os_error(error: OSError) -> LapError:
-    """Explain an error of the operating system that no caller has: the file, the reason and the next step."""
+    """Explain an operating system error that no caller handled: the file, the reason and the next step."""
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     # Only the command's own output is written without a file name.
     what = " to ".join(map(shortened, names)) or "the output"
@@ -86,7 +86,7 @@ def from_os_error(error: OSError) -> LapError:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether a device has no memory left; torch has an exception for CUDA only."""
+    """Return whether the error means that a device is out of memory; torch has an exception for CUDA only."""
     words = ("out of memory", "not enough memory", "can't allocate memory")
     return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
 

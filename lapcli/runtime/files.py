@@ -20,7 +20,7 @@ NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     temporary = path.with_name(f".{path.name[:50]}.{threading.get_native_id()}.tmp")  # a name has at most 255 bytes
     try:
         with temporary.open("wb") as file:
@@ -58,7 +58,7 @@ def read_json(path: Path, again: str) -> dict[str, Any]:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Append in a single write, so that a kill or a full disk leaves at most one unfinished line at the end."""
+    """Append in a single write, so that a kill or a full disk leaves at most one incomplete last line."""
     with path.open("ab", buffering=0) as file:
         if file.write(content) != len(content):  # a disk that is almost full takes a part without an error
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -83,7 +83,7 @@ def remove(path: Path, *, or_leave: bool = False) -> None:
 
 
 def check_room(folder: Path, needed: float, what: str, remedy: str) -> None:
-    """Refuse to start what will not fit on the disk of a folder that may not exist yet."""
+    """Refuse work whose output will not fit on the disk of a folder, which may not exist yet."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
     if needed > free:

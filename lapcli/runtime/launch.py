@@ -48,7 +48,7 @@ _AFTER_SIGNAL: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Processes:
-    """How many processes, on how many machines."""
+    """The number of processes and machines of a launch."""
 
     nproc: str = "auto"  # on this machine: a number, or one for each GPU
     nnodes: str = "1"  # a number, or MIN:MAX
@@ -66,7 +66,7 @@ class Processes:
 
     @property
     def machines(self) -> range:
-        """The numbers of machines that the run may have."""
+        """The minimum and maximum number of machines."""
         match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", self.nnodes)
         fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= fewest <= most:
@@ -100,7 +100,7 @@ class Processes:
 
 
 def needs_launch(processes: Processes, device: str = "auto") -> bool:
-    """Return whether the command has to go through `launch`; never inside torchrun, where it already has."""
+    """Return whether the command must go through `launch`; never inside torchrun, where it already did."""
     if inside_torchrun():
         return False
     processes.check(_gpus(device))
@@ -161,7 +161,7 @@ def _set_environment(processes: Processes, device: str, mark: Path) -> None:
 
 
 def _pass_on(name: str, mark: Path, is_elastic: bool) -> None:
-    """Ask the ranks to stop: they save and exit with 0, and so do ranks that torchrun starts again.
+    """Ask the ranks to stop: they save and exit with 0, as do ranks that torchrun restarts.
 
     Where machines may leave, this one does once its ranks have saved; torchrun would start them again, or wait for the
     others, which continue.
@@ -182,7 +182,7 @@ def _pass_on(name: str, mark: Path, is_elastic: bool) -> None:
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    """End this process without waiting for the ranks, and kill those: outside Linux they would outlive it."""
+    """Kill the ranks and end this process without waiting for them: outside Linux they would outlive it."""
     for pid in _ranks():
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)  # every rank leads a session, which its data workers belong to
@@ -191,7 +191,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _ranks() -> list[int]:
-    """Return the children of this process, which Linux lists; elsewhere torchrun ends the ranks itself."""
+    """Return this process's children as Linux lists them; elsewhere torchrun ends the ranks itself."""
     files = Path("/proc/self/task").glob("*/children")
     return [int(pid) for file in files for pid in file.read_text().split()]
 

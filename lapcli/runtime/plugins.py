@@ -1,6 +1,6 @@
 """Registries of interchangeable parts, and the packages that add to them.
 
-A registry holds the entries of one sort (objectives, analyses, benchmarks, ...) by name. Other packages add
+A registry holds the entries of one type (objectives, analyses, benchmarks, ...) by name. Other packages add
 theirs through the entry point group `lap.plugins`: one entry point names one module with `register(extensions)`:
 
     def register(extensions):
@@ -42,7 +42,7 @@ _added: dict[str, dict[str, tuple[Any, Origin]]] = {}
 
 
 class Registry(Generic[E]):
-    """Entries of one sort by name.
+    """Entries of one type by name.
 
     `built_in` maps names to `module:attribute`, imported on first use: names are known without importing torch.
     """
@@ -92,19 +92,19 @@ def _taken(sort: str, name: str, package: str, owner: str) -> UsageError:
 
 
 class Extensions:
-    """What a plugin's `register` adds its entries to."""
+    """The object to which a plugin's `register` adds its entries."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
 
     def add(self, sort: str, entry: Any) -> None:
-        """Add an entry under its `name` to the registry of a sort.
+        """Add an entry under its `name` to the registry of its type.
 
-        An objective is added by the type of its recipes, which names its class; an optimizer brings its section of a
-        recipe along.
+        An objective is added by its recipe type, which names its class; an optimizer also supplies its section of the
+        recipe.
         """
         if sort not in SORTS:
-            raise ValueError(f"there is no sort {sort!r} of extension; there are {', '.join(SORTS)}")
+            raise ValueError(f"there is no extension type {sort!r}; expected one of {', '.join(SORTS)}")
         name = entry.objective_name() if sort == "objective" else entry.name
         entries = _added.setdefault(sort, {})
         if name in entries:

@@ -1,4 +1,4 @@
-"""Messages and progress on stderr: a bar on a terminal, a line every so often elsewhere, on rank 0 alone."""
+"""Messages and progress on stderr, from rank 0 only: a bar on a terminal, periodic lines elsewhere."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from lapcli.runtime.environment import is_main_process, launcher
 
 
 def say_start(text: str) -> None:
-    """Print what a command does while its imports take seconds; for several ranks the launcher has printed it."""
+    """Print what a command does during its slow imports; with several ranks the launcher has printed it."""
     if is_main_process() and launcher() is None:
         print(f"{text} ...", file=sys.stderr, flush=True)
 
@@ -32,7 +32,7 @@ class LogConsole(Console):
         self.print(Text.assemble(("warning: ", "yellow"), text))
 
     def on_broken_pipe(self) -> None:
-        """Discard further output; rich would end the process in the middle of a step."""
+        """Discard further output; rich would otherwise end the process in the middle of a step."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         # The descriptor too, or the next print to stderr, ours or a library's, would fail.
@@ -73,7 +73,7 @@ def shown_progress(is_shown: bool = True) -> Iterator[Progress]:
 
 
 def _bars(before: str, after: Any, console: Console | None = None) -> Any:
-    """Return rich's bars between two columns."""
+    """Return rich's progress bar between two columns."""
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
 
@@ -81,7 +81,7 @@ def _bars(before: str, after: Any, console: Console | None = None) -> Any:
 
 
 class StepProgress:
-    """Shows step, loss, learning rate, throughput, share of the peak if it is known, and the time left."""
+    """Shows step, loss, learning rate, throughput, fraction of the peak if known, and the remaining time."""
 
     def __init__(self, console: LogConsole, first: int, steps: int, unit: str, shown: bool = True) -> None:
         self._console, self._first, self._steps, self._unit = console, first, steps, unit
@@ -131,7 +131,7 @@ class StepProgress:
             self._console.print(f"step {step}/{self._steps}  {text}")
 
     def note(self, text: str) -> None:
-        """Print a line of its own, above the bar if there is one."""
+        """Print a separate line, above the bar if there is one."""
         if self._shown:
             self._console.print(text)
 

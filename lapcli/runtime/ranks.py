@@ -43,7 +43,7 @@ class World:
     def shares(self, count: int, batch: int) -> list[range]:
         """Return the positions among `count` that this process takes, up to `batch` at a time.
 
-        Every process has as many shares, so that all of them meet in collectives; the last of some are empty.
+        Every process has equally many batches, so that all of them meet in collectives; the last of some are empty.
         """
         # The end is shifted like the start, so that every rank has ceil(count / (size * batch)) of them.
         firsts = range(self.rank * batch, self.rank * batch + count, self.size * batch)
@@ -90,7 +90,7 @@ class World:
         return box[0]
 
     def from_all(self, value: object) -> list[object]:
-        """Return the values of all ranks, in their order, on every rank (plain values only)."""
+        """Return the values of all ranks, in rank order, on every rank (plain values only)."""
         if self.size == 1:
             return [value]
         values: list[object] = [None] * self.size
@@ -98,7 +98,7 @@ class World:
         return values
 
     def require_same(self, identities: Mapping[str, str | None]) -> None:
-        """Raise DataError on every rank if the identities of one, sha256 by name, differ from those of rank 0."""
+        """Raise DataError on every rank if any rank's identities, sha256 by name, differ from rank 0's."""
         answers: list[Any] = self.from_all((platform.node(), dict(identities)))
         main_host, main = answers[0]
         for rank, (host, found) in enumerate(answers):
@@ -176,7 +176,7 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
     if kind == "cuda":
         local_rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if local_rank >= gpus:
-            raise UsageError(f"there is no GPU for process {local_rank + 1} on this machine, which has {gpus}")
+            raise UsageError(f"this machine has {gpus} GPUs, none for process {local_rank + 1}")
         chosen = torch.device(kind, local_rank)
         # Collectives of objects use the current device, which would be GPU 0 on every rank.
         torch.cuda.set_device(chosen)
@@ -188,7 +188,7 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
 
 
 def _with_restarts(world: World) -> World:
-    """Note whether ranks were started before. torchrun counts only starts after a failure, so a mark counts all."""
+    """Record whether ranks were started before. torchrun counts only starts after a failure, so a mark counts all."""
     begun = None if (mark := stopped_mark()) is None else mark.with_name("begun")
     is_counted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     is_restarted = world.any(is_counted or (begun is not None and begun.exists()))
@@ -198,7 +198,7 @@ def _with_restarts(world: World) -> World:
 
 
 def pick_device(wanted: str) -> str:
-    """Return the type of device to compute on: `wanted`, or for `auto` the best available. Turns TF32 off."""
+    """Return the device type to compute on: `wanted`, or for `auto` the best available. Turns TF32 off."""
     use_whole_float32()
     if wanted in {"auto", "cuda"} and torch.cuda.is_available():
         return "cuda"

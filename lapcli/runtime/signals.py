@@ -65,7 +65,7 @@ def stop_on_signal(
 
 @contextmanager
 def handled(numbers: Sequence[signal.Signals], handler: _Handler) -> Iterator[None]:
-    """Handle signals inside the block. Python only can in the main thread; in others nothing is caught.
+    """Handle signals inside the block. Python can do so only in the main thread; in others nothing is caught.
 
     Data workers inherit the handler, and ignore the signals: the run itself ends them.
     """

@@ -1,4 +1,4 @@
-"""Text that fits the terminal: a table that is too wide becomes a list, and lines are broken between words.
+"""Text fitted to the terminal: a table that is too wide becomes a list, and lines wrap between words.
 
 In a file or a pipe, and without COLUMNS, lines are as long as they need to be.
 """

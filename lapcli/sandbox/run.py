@@ -47,7 +47,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A program that a model wrote, and the tests that it does not see.
+    """A program written by a model, and the tests hidden from it.
 
     The tests are executed after the prompt, whose helpers they may use, and define `check(candidate)`.
     """
@@ -69,8 +69,8 @@ class ProgramVerdict:
 class Limits:
     """The limits of each of the two processes.
 
-    Processor time is what is limited, so that no program fails because the machine is busy; the limit on wall time is
-    for programs that wait.
+    CPU time is the main limit, so that no program fails because the machine is busy; the wall-time limit catches
+    programs that wait.
     """
 
     cpu_seconds: int = 5
@@ -221,7 +221,7 @@ class _Sample:
 
 
 class _Process:
-    """A process that leaves nothing behind."""
+    """A process that is removed with all its children."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process

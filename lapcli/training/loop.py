@@ -37,7 +37,7 @@ from lapcli.training.optimizers import Optimizers
 
 
 class Loop:
-    """Trains `objective` for a run, from its newest intact checkpoint."""
+    """Trains `objective` for a run, starting from its newest intact checkpoint."""
 
     def __init__(
         self, objective: Objective[Any], recipe: BaseRecipe, run: Run, world: World, console: LogConsole
@@ -89,7 +89,7 @@ class Loop:
                 self._validate_if_due(stop, progress)
 
     def _update(self, step: int, stop: StopRequest | None = None) -> dict[str, Any]:
-        """Do one optimizer step and return its line of the metrics; `stopping` is set if any rank was asked to stop."""
+        """Do one optimizer step and return its line of metrics; `stopping` is set if any rank was asked to stop."""
         accumulation = self.objective.batches.accumulation
         multiplier = self.objective.learning_rate_multiplier(step)
         self.optimizers.set_learning_rates(multiplier)
@@ -174,7 +174,7 @@ class Loop:
         return max(sorted(values), key=lambda step: values[step]) if values else None
 
     def _save(self, *, is_last: bool = True) -> None:
-        """Save, every rank its part; in the background, if the recipe asks for it and more steps follow."""
+        """Save each rank's part, in the background if the recipe requests it and more steps follow."""
         with self.clock.between_steps("saving"):
             self._finish_save()
             with self.world.together():
@@ -197,7 +197,7 @@ class Loop:
         self.saved_step = self.step
 
     def _finish_save(self) -> None:
-        """Wait for the save in the background, if there is one. A collective."""
+        """Wait for the background save, if there is one. A collective."""
         with self.world.together():
             saved = self.saver.wait()
         if saved is not None:
@@ -221,7 +221,7 @@ class Loop:
                 self.saved = self.saved or checkpoint.chosen_by_rank_0(self.run.checkpoints, *chosen)
                 self._load(self.saved)
         if chosen is None and self.run.info.get("step", 0):
-            self._warn(f"{self.run.checkpoints} has no intact checkpoint any more: the run starts again from step 0")
+            self._warn(f"{self.run.checkpoints} no longer has an intact checkpoint: the run restarts from step 0")
         lines: object = None
         with self.world.together():
             if self.world.is_main:
@@ -241,12 +241,14 @@ class Loop:
         for key, current in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
             before = saved.state.get(key, current)
             if before != current:
-                self._warn(f"{key} was {before} and is {current}: the same batches, but not the same rounding")
+                self._warn(
+                    f"{key} was {before} and is now {current}: the batches are the same, but the rounding is not"
+                )
         if self.world.is_main:
             self.console.print(f"resuming from {saved.path} of {self.objective.steps} steps")
 
     def _sharded(self, recipe: BaseRecipe) -> "_Entry":
-        """Return the way to the weights, which several processes share: FSDP2 gathers a block while it computes.
+        """Return the module that gives access to sharded weights: FSDP2 gathers a block while it computes.
 
         `train.shard: gradients` keeps gathered weights until the backward has used them; `weights` gathers them again.
         """
@@ -267,7 +269,7 @@ class Loop:
 
     @contextlib.contextmanager
     def gathered_weights(self) -> Iterator[None]:
-        """Gather all weights on every rank, for work that ranks do alone or unequally: a rank whose part of a
+        """Gather all weights on every rank, for work that ranks do alone or in unequal amounts: a rank whose part of a
         validation is empty would miss a gather that the others wait in. A collective."""
         parts = [part for part in self.module.modules() if isinstance(part, FSDPModule)]
         for part in parts:
@@ -307,7 +309,7 @@ class Loop:
 
 
 class _Entry(nn.Module):
-    """The one way to the weights: those outside of shards are gathered while a function runs in `forward`."""
+    """The only access to sharded weights; those outside of `shards()` are gathered while `forward` runs a function."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -318,7 +320,7 @@ class _Entry(nn.Module):
 
 
 def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:
-    """Seed what the model draws (drop path) by these four, so that a resume needs no generator state."""
+    """Seed the model's random draws (drop path) by these four values, so that a resume needs no generator state."""
     key = 0
     for part in (seed, step, micro_step, rank):
         key = (key * 0x9E3779B97F4A7C15 + part + 1) % 2**63  # 2^64 / the golden ratio: spreads nearby numbers

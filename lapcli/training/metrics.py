@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one JSON object per line, each step once, whatever was interrupted and resumed; and its clock.
+"""`metrics.jsonl`: one JSON object per line, each step once despite interruptions and resumes; and its clock.
 
 Times are seconds of wall time on rank 0. `seconds` is the time of a step, from the end of the one before to its own
 end; throughput is computed from it. In the first step of a process, which compiles and warms up, it is called
@@ -30,7 +30,7 @@ class MetricsLog:
         self.path = path
 
     def resume(self, step: int, warn: Callable[[str], None]) -> list[dict[str, Any]]:
-        """Return the lines up to `step` and remove those of later steps, which are taken again, from the file.
+        """Return the lines up to `step` and remove later ones, whose steps are repeated, from the file.
 
         A damaged line is reported and skipped, and stays in the file.
         """
@@ -71,7 +71,7 @@ class MetricsLog:
 
 
 class StepClock:
-    """Divides all wall time into steps and the work between them.
+    """Divides wall time into steps and the work between them.
 
     Only the end of a step is measured: a GPU works asynchronously, so the time between two calls within a step says
     little. On a GPU the end is the step's one wait, before its update, so the time of a step includes the update of the
@@ -125,7 +125,7 @@ def without_times(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a file, without an unfinished last one."""
+    """Return the complete lines of a file, without an incomplete last line."""
     content = path.read_bytes() if path.is_file() else b""
     return [line for text in content.splitlines() if (line := parse_line(text)) is not None]
 
@@ -138,7 +138,7 @@ def last_step_metrics(path: Path) -> dict[str, Any]:
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:
-    """Parse a line of metrics; None for a line that was written or read only in part."""
+    """Parse a line of metrics; None for a partially written or partially read line."""
     try:
         line = json.loads(text)
     except ValueError:

@@ -33,7 +33,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
-        """Build the optimizer of all groups that name it, with one entry of `param_groups` for each, in their order."""
+        """Build the optimizer of all groups that name it, with one entry of `param_groups` per group, in order."""
 
     @abstractmethod
     def new_state(self, p: Tensor) -> dict[str, Tensor]:
@@ -48,12 +48,12 @@ class Optimizer(ABC):
 
 
 def state_bytes(groups: Sequence[ParameterGroup]) -> int:
-    """Return the bytes of the optimizers' state of all parameters."""
+    """Return the size of the optimizer states of all parameters in bytes."""
     return sum(OPTIMIZERS[group.optimizer].state_bytes(p) for group in groups for p in group.parameters.values())
 
 
 def as_param_groups(groups: Sequence[ParameterGroup]) -> list[dict[str, Any]]:
-    """Convert groups to the form that torch's optimizers take."""
+    """Convert groups to the format of torch's optimizers."""
     return [{"params": list(group.parameters.values()), "lr": group.lr, **group.options} for group in groups]
 
 
@@ -103,7 +103,7 @@ OPTIMIZERS: Registry[Optimizer] = Registry(
 
 
 class Optimizers:
-    """The optimizers of all groups, stepped together; the schedule multiplies each group's own rate."""
+    """The optimizers of all groups, stepped together; the schedule multiplies each group's learning rate."""
 
     def __init__(self, groups: list[ParameterGroup]) -> None:
         self.groups = groups
@@ -157,7 +157,7 @@ class Optimizers:
     def state(self) -> dict[str, Tensor]:
         """Return the state as tensors named `<state>/<parameter>`, independent of the number of ranks.
 
-        A parameter that had no gradient yet has its initial state.
+        A parameter without a gradient so far has its initial state.
         """
         named = {}
         for name, holder, key, initial in self._tensors():
@@ -166,7 +166,7 @@ class Optimizers:
         return named
 
     def load_state(self, source: Path) -> None:
-        """Load what `state` returned from a file or parts."""
+        """Load tensors returned by `state`, from a file or from parts."""
         tensors = list(self._tensors())
         load_tensors(source, {name: initial for name, _, _, initial in tensors})
         for _, holder, key, initial in tensors:

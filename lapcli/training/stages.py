@@ -16,7 +16,7 @@ from lapcli.training.train import train_in_world
 
 
 class StageStart:
-    """The weights that a stage starts from, with the model and the tokenizer that it inherits."""
+    """A stage's initial weights, with the model and tokenizer that it inherits."""
 
     def __init__(self, given: InitFrom, runs_dir: Path) -> None:
         self.given, source = given, open_weights(given, runs_dir)
@@ -38,7 +38,7 @@ def from_run(run: Run, runs_dir: Path) -> InitFrom:
 
 
 def stage_recipes(recipe: ChatRecipe, given: InitFrom, runs_dir: Path) -> dict[str, ChatStageRecipe]:
-    """Return the recipes of all stages, as if each of them started from those weights, for plans."""
+    """Return the recipes of all stages for plans, as if each stage started from those weights."""
     start = StageStart(given, runs_dir)
     return {stage: start.recipe(recipe, stage) for stage in recipe.stages.given()}
 
@@ -92,7 +92,7 @@ def train_stages(
 
 
 def _check_stages(recipe: ChatRecipe, stages: list[StageName], start: StageStart, world: World) -> None:
-    """Check data, batches and prompts of later stages, so that a missing file is found now and not after days."""
+    """Check data, batches and prompts of later stages, so that a missing file is reported now instead of after days."""
     for stage in stages:
         try:
             with shown_progress(world.is_main) as progress:

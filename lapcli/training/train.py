@@ -39,7 +39,7 @@ def train_recipe(
     step_timeout: float = STEP_TIMEOUT,
     console: LogConsole,
 ) -> Run:
-    """Train the run of that name to its end; a finished one is returned unchanged."""
+    """Train the run of that name to the end; a finished run is returned unchanged."""
     # Before the ranks join, which may start CUDA: cuBLAS and Inductor read their variables once.
     if recipe.train.deterministic:
         prepare_determinism()
@@ -50,7 +50,7 @@ def train_recipe(
 def train_in_world(
     world: World, recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: LogConsole
 ) -> Run:
-    """Train a run with processes that have joined already, which may train several runs one after the other."""
+    """Train a run with processes that have already joined, and that may train several runs in sequence."""
     if recipe.train.deterministic and world.device.type == "mps":
         raise UsageError("train.deterministic: Apple GPUs have no deterministic algorithms; use --set train.device=cpu")
     # Ranks that are started again after one died resume the run that they began with --fresh.
@@ -161,7 +161,7 @@ def _refuse_full_disk(objective: Objective[Any], recipe: BaseRecipe, run: Run) -
 
 
 def disk_bytes(recipe: BaseRecipe) -> int:
-    """Return the most bytes that the checkpoints of a run of the recipe take; no data is read."""
+    """Return the maximum size of a run's checkpoints in bytes; no data is read."""
     objective = objective_of(recipe)(recipe)
     objective.build(torch.device("meta"))
     return checkpoint_bytes(objective) * checkpoints_held(recipe, objective, recipe.train.steps)
@@ -173,7 +173,7 @@ def checkpoint_bytes(objective: Objective[Any]) -> int:
 
 
 def checkpoints_held(recipe: BaseRecipe, objective: Objective[Any], steps: int | None) -> int:
-    """Return how many checkpoints a run has at most: a new one is written before an old one is removed."""
+    """Return the maximum number of a run's checkpoints: a new one is written before an old one is removed."""
     has_best = objective.best_metric is not None
     most = recipe.checkpoint.keep + has_best + 1
     if steps is None:
@@ -183,7 +183,7 @@ def checkpoints_held(recipe: BaseRecipe, objective: Objective[Any], steps: int |
 
 
 def _out_of_memory(error: Exception, recipe: BaseRecipe, objective: Objective[Any]) -> LapError | None:
-    """Explain that a device has no memory left, with the micro-batch to try; None for other errors."""
+    """Explain that a device is out of memory, and suggest a micro-batch; None for other errors."""
     if not is_out_of_memory(error) or not hasattr(objective, "batches"):
         return None
     reason, size = str(error).splitlines()[0], objective.batches.micro_batch
@@ -207,7 +207,7 @@ def _named_rank(world: World) -> Iterator[None]:
 
 
 def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
-    """Refuse to resume a run with other data than it was started with."""
+    """Refuse to resume a run on data that differs from its original data."""
     original = run.info.get("data_sha256")
     if steps_in(run.checkpoints) and original not in (None, facts["data_sha256"]):
         raise DataError(
@@ -229,7 +229,7 @@ def _finish(run: Run, loop: Loop) -> None:
 
 
 def _rows(run: Run, loop: Loop) -> list[dict[str, Any]]:
-    """Return the validations of a finished run as rows of results."""
+    """Return a finished run's validations as result rows."""
     rows, last = [], loop.objective.steps
     data: dict[str, Any] = {"split": "validation", **{key: run.info.get(key) for key in ("data", "data_sha256")}}
     for step in {0, loop.best_step() or 0, last} & loop.validated.keys():

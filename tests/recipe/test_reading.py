@@ -17,7 +17,7 @@ from lapcli.recipe.reading import read_plain
         ("a: [1,\nb: 2\n", "x.yaml:3  is not YAML; check its quotes, brackets and indent"),
         ("a:\n\tb: 1\n", "x.yaml:2  is not YAML; check its quotes, brackets and indent"),
         ("a: *secret\n", "x.yaml:1  is not YAML; check its quotes, brackets and indent"),
-        ("a: " + "[" * 5000, "x.yaml:1  is nested too deep; no recipe is"),
+        ("a: " + "[" * 5000, "x.yaml:1  is nested too deeply for a recipe"),
         ("? [a, b]\n: 1\n", "x.yaml:1  a key must be a word"),
     ],
 )
@@ -36,7 +36,7 @@ def test_billion_laughs_are_not_laughed(problems) -> None:
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!!int"])
 def test_tags_are_refused_where_they_stand(problems, valid: str, tag: str) -> None:
     assert problems(valid.replace("steps: 100", f"steps: {tag} 100")) == [
-        "x.yaml:13  train.steps: tags (`!name`) are not used in recipes; remove it"
+        "x.yaml:13  train.steps: recipes do not support tags (`!name`); remove the tag"
     ]
 
 

@@ -25,7 +25,7 @@ MEASUREMENTS: Registry[type[Measurement]] = Registry("analysis", _built_in())
 
 
 def measurements_for(gives: frozenset[str]) -> list[str]:
-    """Return the names of the measurements for models that give this."""
+    """Return the names of the measurements for models that provide this."""
     return [name for name in MEASUREMENTS if MEASUREMENTS[name].needs <= gives]
 
 

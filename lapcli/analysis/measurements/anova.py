@@ -41,7 +41,7 @@ PARTS = {
 
 class Anova(Measurement):
     name = "anova"
-    help = "Shares of the variance: within sequence, within class, between classes."
+    help = "Fractions of the variance: within sequence, within class, between classes."
     definition = (
         "Variance of the tokens about the mean of their sequence (images only), of sequence means about the mean of "
         "their class, and of class means about their mean, as shares of the sum. In language models a token is an "
@@ -101,7 +101,7 @@ def add_tokens(moments: ClassMoments, tokens_BTD: Tensor, labels: Tensor, by_tok
 
 
 def shares(moments: ClassMoments, by_token: bool, min_count: int = MIN_COUNT) -> LayerResult:
-    """Return the parts of the variance and their shares; None where tokens do not vary or no class has examples."""
+    """Return the parts of the variance and their fractions; None where tokens do not vary or no class has examples."""
     kept = np.flatnonzero(moments.count_C >= min_count)
     count_K, mean_KD = moments.count_C[kept], moments.mean_CD[kept]
     left_out = int((moments.count_C > 0).sum()) - len(kept)

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 class OperatorMixing(Measurement):
     name = "mixing"
-    help = "What head operators have learned, by layer and head."
+    help = "Learned parameters of head operators, by layer and head."
     definition = (
-        "Learned numbers of the operators of each head: as they are, the gate of exclusive heads as its tanh, gates of "
+        "Learned parameters of each head's operators: unchanged, the gate of exclusive heads as its tanh, gates of "
         "the input as their mean over tokens."
     )
     options = ("layer",)

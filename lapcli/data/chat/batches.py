@@ -1,4 +1,4 @@
-"""Batches of conversations, each a function of (seed, step): packed into one stream, or one conversation per row.
+"""Batches of conversations, each a function of (seed, step): packed into one stream, or one padded per row.
 
 Shapes: B rows, T tokens. Ignored targets are -1.
 """
@@ -24,7 +24,7 @@ class PackedBatches:
     """All conversations of an epoch, one after the other, cut into sequences of T tokens and their targets.
 
     Sequence i covers tokens [i T, i T + T] of the epoch: the last target of one is the first input of the next. A run's
-    sequences are numbered on from epoch to epoch.
+    sequences are numbered consecutively across epochs.
     """
 
     def __init__(self, mixture: Mixture, context: int, only_marked: bool) -> None:
@@ -34,7 +34,7 @@ class PackedBatches:
         self.tokens_per_item = float(context)
         if self.per_epoch == 0:
             raise DataError(
-                f"the mixture has {total:,} tokens, less than one sequence of {context:,}; add rows or repeats"
+                f"the mixture has {total:,} tokens, fewer than one sequence of {context:,}; add rows or repeats"
             )
         self._ends = lru_cache(maxsize=2)(lambda epoch: np.cumsum(mixture.lengths[mixture.order(epoch)]))
         self._marks = lru_cache(maxsize=2)(lambda epoch: np.cumsum(mixture.target_counts[mixture.order(epoch)]))

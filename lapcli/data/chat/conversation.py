@@ -1,4 +1,4 @@
-"""Conversations: checked, and rendered to tokens with a mask of those that the assistant learns.
+"""Validates conversations and renders them to tokens with a mask of the assistant's targets.
 
 Turns of user and assistant alternate, the user first. A user's turn is text. An assistant's is text, or parts: `text`,
 `python` (a call of the calculator) and `python_output` (its result). A leading system message is prepended to the
@@ -28,7 +28,7 @@ MessagePartKind = Literal["text", "python", "python_output"]
 
 
 class Malformed(Exception):
-    """A conversation that cannot be rendered; its text says why."""
+    """A conversation that cannot be rendered; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Turn:
 
 
 def conversation(messages: Any) -> list[Turn]:
-    """Return the turns of a list of {role, content} messages; raise Malformed if there is an error."""
+    """Return the turns of a list of {role, content} messages; raise Malformed if they are invalid."""
     if isinstance(messages, Mapping):
         messages = messages.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
@@ -124,7 +124,7 @@ def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
 
 
 def render_batch(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) -> list[Rendered]:
-    """Render conversations; all texts are tokenised in one call, which uses all cores."""
+    """Render conversations; one call tokenises all texts on all cores."""
     pieces = [list(_pieces(turns)) for turns in conversations]
     texts = iter(tokenizer.encode_batch(piece for row in pieces for piece, is_text, _ in row if is_text))
     rendered = []
@@ -142,12 +142,12 @@ def render_batch(conversations: Sequence[Sequence[Turn]], tokenizer: Tokenizer) 
 def render_prompt(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
     """Render a conversation that ends with the user, and the token after which the assistant answers."""
     if not turns or turns[-1].role != "user":
-        raise ValueError("a prompt ends with a turn of the user")
+        raise ValueError("a prompt must end with a user turn")
     return [*render(turns, tokenizer).ids.tolist(), tokenizer.special("<|assistant_start|>")]
 
 
 def _pieces(turns: Sequence[Turn]) -> Iterator[tuple[str, bool, bool]]:
-    """Yield texts and names of special tokens, whether each is a text, and whether the assistant learns it."""
+    """Yield texts and special token names; whether each is text; whether it is a training target."""
     yield "<|bos|>", False, False
     for turn in turns:
         is_assistant = turn.role == "assistant"

@@ -1,4 +1,4 @@
-"""Data sets of conversations: their files (on the hub, behind https, or local), and the parsing of their rows.
+"""Data sets of conversations: their files (on the hub, behind https, or local), and row parsing.
 
 Formats: chats in the common forms, multiple choice (MMLU, ARC), and GSM8K with its calculator.
 
@@ -53,7 +53,7 @@ def chat(row: Any) -> list[Turn]:
 
 
 def _message(message: Any) -> Any:
-    """Return a message of OpenAI's form, from one of either form."""
+    """Convert a message of either form to OpenAI's form."""
     if isinstance(message, Mapping) and "from" in message and "value" in message:
         return {"role": _ROLES.get(str(message["from"]), message["from"]), "content": message["value"]}
     return message
@@ -82,7 +82,7 @@ def multiple_choice(row: Any) -> list[Turn]:
 
 
 def read_choices(row: Any) -> tuple[str, list[str], list[str], str]:
-    """Return question, choices, their labels and the label of the answer; raise Malformed if they do not fit."""
+    """Return question, choices, their labels and the answer's label; raise Malformed if inconsistent."""
     question, choices, labels, answer = _read_choices(row)
     if len(choices) != len(labels) or not choices:
         raise Malformed(f"there are {len(choices)} choices and {len(labels)} labels")
@@ -206,7 +206,7 @@ def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
 
 
 def _downloaded(data_set: DataSet, download: bool) -> list[Path] | None:
-    """Return the cached file, which never expires: the address may serve another file when a run is resumed."""
+    """Return the cached file, which never expires because the URL may serve another file when a run resumes."""
     name = Path(urllib.parse.urlsplit(data_set.source).path).name or "file"
     folder = cache_dir() / "downloads" / digest(data_set.source)[:16]
     if not download and not (folder / name).is_file():

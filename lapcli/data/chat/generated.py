@@ -1,4 +1,4 @@
-"""Conversations that need no download: questions about the Python library, and two spelling tasks over a list of words.
+"""Conversations that need no download: questions about the Python library, and two spelling tasks on a word list.
 
 The built-in text has the full name of each module, class and function, then its docstring, whose first paragraph is
 used as the answer. The spelling tasks teach the model which letters its tokens consist of. SimpleSpelling:

@@ -36,7 +36,7 @@ _ROWS_AT_ONCE = 2048
 
 
 class RenderedRows(TokenStore):
-    """The rows of a data set as token ids, rendered once and cached."""
+    """A data set's rows as token ids, rendered once and cached."""
 
     def __init__(self, parts: Sequence[Path]) -> None:
         super().__init__(parts)
@@ -65,7 +65,7 @@ def prepare_rows(
 
 
 def read_conversations(path: Path, form: str) -> Iterator[list[Turn]]:
-    """Yield every row of a file as a conversation; DataError for the first that is none."""
+    """Yield every row of a file as a conversation; raise DataError at the first invalid row."""
     for number, row in enumerate(read_rows(path), start=1):
         try:
             turns = READERS[form](row)
@@ -88,7 +88,7 @@ def _render(conversations: Iterable[list[Turn]], tokenizer: Tokenizer, longest: 
 
 @dataclass(frozen=True)
 class MixtureShare:
-    """One data set's share of a mixture."""
+    """One data set's part of a mixture."""
 
     data_set: DataSet
     rows: RenderedRows
@@ -96,7 +96,7 @@ class MixtureShare:
 
 
 class Mixture:
-    """A shuffled mixture of rows; with `needs_targets`, rows without a token to learn are dropped and counted."""
+    """A shuffled mixture of rows; with `needs_targets`, rows without targets are dropped and counted."""
 
     def __init__(self, parts: Sequence[MixtureShare], seed: int, needs_targets: bool) -> None:
         self.parts, self._seed = parts, seed
@@ -112,12 +112,12 @@ class Mixture:
         self.rows_asked_for = len(is_usable)
         self.dropped = self.rows_asked_for - len(self._usable)
         if len(self._usable) == 0:
-            raise DataError("no row of the mixture has a token to learn; check the data sets, or use loss: all")
+            raise DataError("no row of the mixture has a training target; check the data sets, or use loss: all")
         # Two epochs, because a batch may end one and begin the next.
         self.order = lru_cache(maxsize=2)(self._compute_order)
 
     def __len__(self) -> int:
-        """Return the number of rows of an epoch."""
+        """Return the number of rows per epoch."""
         return len(self._usable)
 
     @property
@@ -126,11 +126,11 @@ class Mixture:
         return digest(self._seed, shares)
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids and marks of a row, by its number in `order`."""
+        """Return the ids and target flags of a row, by its number in `order`."""
         return self.parts[self._part_of[number]].rows.row(int(self._row_of[number]))
 
     def name(self, number: int) -> str:
-        """Return the name of a row in messages."""
+        """Return the row's name for messages."""
         return f"row {self._row_of[number]:,} of {self.parts[self._part_of[number]].data_set.name}"
 
     def describe(self) -> str:
@@ -152,13 +152,13 @@ class Mixture:
         return order if self.dropped == 0 else order[np.isin(order, self._usable)]
 
     def _gather(self, of_parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the values of all rows of the mixture, from those of all rows of each data set."""
+        """Combine per-row values of each data set into those of the mixture's rows."""
         shares = zip(self.parts, of_parts, strict=True)
         return np.concatenate([np.tile(values[part.chosen], part.data_set.repeats) for part, values in shares])
 
 
 def data_sets_of(stage: Stage | ChatStageRecipe) -> tuple[list[DataSet], list[DataSet]]:
-    """Return the data sets that a stage trains on, and those that it validates on."""
+    """Return a stage's training data sets and validation data sets."""
     own_fraction = 0.0 if any(data_set.is_own for data_set in stage.validation.mixture) else OWN_HELD_OUT
     train, held_out = [], []
     for data_set in stage.mixture:
@@ -186,7 +186,7 @@ def prepare_mixture(
 
 
 def chosen_rows(data_set: DataSet, available: int, seed: int) -> np.ndarray:
-    """Return the numbers of the rows to use; generated rows are random already and are not shuffled."""
+    """Return the numbers of the rows to use; generated rows are already random, so they are not shuffled."""
     left = split_rows(data_set, available)
     wanted = data_set.rows or left
     if wanted > left:
@@ -202,7 +202,7 @@ def chosen_rows(data_set: DataSet, available: int, seed: int) -> np.ndarray:
 
 
 def split_rows(data_set: DataSet, available: int) -> int:
-    """Return how many rows the data set's split has."""
+    """Return the number of rows in the data set's split."""
     held_out = min(available, max(1, round(data_set.held_out * available))) if data_set.held_out else 0
     return held_out if data_set.held_out and data_set.split == "test" else available - held_out
 

@@ -54,7 +54,7 @@ def training_transform(source: ImageSource, size: int) -> Compose:
 
 
 def _keep_posterising(transform: Compose) -> None:
-    """Replace timm's posterising, which at its highest level keeps 0 bits: Pillow refuses that since version 13."""
+    """Replace timm's posterising, whose highest level keeps 0 bits, which Pillow refuses since version 13."""
     for part in transform.transforms:
         policies = getattr(part, "policy", [])
         for operation in [*getattr(part, "ops", []), *(op for policy in policies for op in policy)]:
@@ -105,7 +105,7 @@ def normalise(images_BCHW: Tensor, source: ImageFiles) -> Tensor:
 
 @lru_cache
 def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return a cached tensor on its device: copying it for every batch would make the host wait."""
+    """Return a cached tensor on its device: copying it for every batch would synchronise host and device."""
     return torch.tensor(values, device=device)[:, None, None] * 255
 
 
@@ -134,7 +134,7 @@ class Mixer:
         )
 
     def mixture(self, step: int, group: int) -> GroupMix:
-        """Draw the mixing of a group by timm, keyed by (seed, step, group); the global generators are restored."""
+        """Draw the mixing of a group with timm, keyed by (seed, step, group); the global generators are restored."""
         if not self._section.is_on:
             return GroupMix(1.0, None)
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()

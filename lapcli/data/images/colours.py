@@ -48,7 +48,7 @@ class ColourParameters:
     K: ClassVar[int] = 2 * JITTERS + 4
 
     def numbers(self) -> list[float]:
-        """Return the row of numbers that is sent with the crop."""
+        """Return the parameter row that is sent with the crop."""
         order = self.order or [-1] * JITTERS
         return [*order, *self.factors, self.mirrored, self.grey, self.blur, self.solarised]
 

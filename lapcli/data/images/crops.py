@@ -100,7 +100,7 @@ def _hue_of_pillow(shift: float) -> float:
 
 @dataclass(frozen=True)
 class BatchMasks:
-    """The masks of this process's micro-batches, a function of step and micro-step."""
+    """Masks of this process's micro-batches, as a function of step and micro-step."""
 
     grid: tuple[int, int]
     source: CropSource
@@ -122,7 +122,7 @@ class BatchMasks:
 
 
 class CropReader(Reader):
-    """Reads G x B global and Q x B local crops, uint8, the draws for each, and draws the masks of a batch."""
+    """Reads G x B global and Q x B local uint8 crops and the random draws for each, and draws a batch's masks."""
 
     def __init__(self, images: ImageSet, source: CropSource, seed: int, masks: BatchMasks | None = None) -> None:
         self._images, self._key, self._crops, self._masks = images, seed, source.crops, masks

@@ -76,7 +76,7 @@ def decode(encoded: bytes, name: str) -> Image.Image:
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             if image.mode == "F" or image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
-                raise ValueError(f"its greys of mode {image.mode} have more than 8 bits; convert it")
+                raise ValueError(f"its mode {image.mode} has more than 8 bits per channel; convert it")
             return image.convert("RGB")
     except Exception as error:  # Pillow's readers raise many kinds of errors for damaged files
         reason = str(error).split(" <")[0] or type(error).__name__
@@ -90,7 +90,7 @@ def sampled_sizes(images: ImageSet) -> np.ndarray:
 
 
 class FolderImages(ImageSet):
-    """Images of a folder with a folder for each class, which may have one more level of folders.
+    """Images of a folder with one subfolder per class, which may be nested one level deeper.
 
     A class and an image may be links; hidden files, and links to folders within a class, are left out.
     """
@@ -98,7 +98,7 @@ class FolderImages(ImageSet):
     def __init__(self, folder: Path) -> None:
         classes = sorted(entry.name for entry in os.scandir(folder) if os.path.isdir(entry) and entry.name[:1] != ".")
         if not classes:
-            raise DataError(f"{folder} has no folders of images; expected one for each class")
+            raise DataError(f"{folder} has no image folders; expected one for each class")
         files = [list(image_files(folder / name)) for name in classes]
         if not all(files):
             empty = folder / classes[files.index([])]

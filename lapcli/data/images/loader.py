@@ -111,7 +111,7 @@ class Reader:
         return torch.from_numpy(images_BCHW), labels_B
 
     def batch(self, request: Request, examples: Sequence[Example]) -> tuple[Tensor, ...]:
-        """Return all that a worker makes for a micro-step."""
+        """Return everything that a worker prepares for a micro-step."""
         return self.read(examples)
 
     def __getitems__(self, asked: tuple[Request, Sequence[Example]]) -> Any:
@@ -154,7 +154,7 @@ class ImageLoader:
             read = next(self._ahead)  # type: ignore[arg-type]
         except RuntimeError as error:  # a worker was killed, usually for lack of memory, or of shared memory
             advice = "use fewer with data.workers, or make /dev/shm larger (docker run --shm-size=8g)"
-            raise LapError(f"a worker that reads images died ({error}); {advice}") from error
+            raise LapError(f"an image worker died ({error}); {advice}") from error
         if isinstance(read, DataError):
             self.close()  # while the error is handled its traceback would keep the workers alive
             raise read
@@ -162,7 +162,7 @@ class ImageLoader:
         return read
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self._ahead, self._next = None, None
 
     def _start(self, first: Request) -> None:
@@ -198,7 +198,7 @@ def _as_it_is(read: Any) -> Any:
 
 
 def seconds_to_read(crops: Sequence[int]) -> float:
-    """Estimate the seconds of one core to read an image and crops of these sizes, for `lap plan`."""
+    """Estimate the core seconds to read an image and its crops of these sizes, for `lap plan`."""
     return DECODING * (max(crops) > SMALL) + sum(CROPPING + PIXEL * size**2 for size in crops)
 
 

@@ -56,7 +56,7 @@ _SIZES = (16, 32, 64, 96, 128)
 
 
 def first_values(folder: Path) -> dict[str, str | None]:
-    """Look at a folder of images: return values of a recipe's keys that fit, and None for keys that do not."""
+    """Inspect an image folder; return suitable values of recipe keys, with None for keys that do not apply."""
     path = str(folder.expanduser().resolve())
     train, held_out = _open(ImageFiles(train=path), path)
     sizes = sampled_sizes(train)
@@ -73,7 +73,7 @@ def first_values(folder: Path) -> dict[str, str | None]:
 
 
 def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str]:
-    """Open and describe the images that a model of those classes is evaluated on. No training image is read.
+    """Open and describe the evaluation images of a model with those classes. No training image is read.
 
     A folder without splits is used as a whole.
     """

@@ -1,6 +1,6 @@
 """Images in tables: hub data sets by name, and local folders of parquet files with the hub's columns and splits.
 
-Both use `datasets.load_dataset`, so that local files and the hub's behave alike. It converts local files once, in a
+Both use `datasets.load_dataset`, so that local and hub files behave alike. It converts local files once, in a
 folder of our cache, and recognises them by name and modification time.
 """
 
@@ -106,7 +106,7 @@ def load_tables(source: str, revision: str | None, **options: Any) -> Any:
 
 
 def _column(table: Any, source: str, wanted: str | None, kind: Literal["image", "label"]) -> str:
-    """Return the column that the recipe names, or the only one that may hold images or labels."""
+    """Return the column that the recipe names, or the only one that can hold images or labels."""
     from datasets import ClassLabel, Image, Value
 
     features, have = table.features, ", ".join(table.column_names)

@@ -18,13 +18,13 @@ from lapcli.runtime.errors import DataError
 
 
 class TokenBatches:
-    """Batches of a stream; `shuffled`: it is in random order already, else each epoch is shuffled."""
+    """Batches of a stream; `shuffled`: the stream is already in random order; otherwise each epoch is shuffled."""
 
     def __init__(self, stream: TokenStream, *, context: int, batch: int, seed: int, shuffled: bool) -> None:
         self.sequences_per_epoch = max(len(stream) - 1, 0) // context
         if self.sequences_per_epoch == 0:
             raise DataError(
-                f"the text has {len(stream):,} tokens, less than one sequence of {context:,} and its targets; "
+                f"the text has {len(stream):,} tokens, fewer than one sequence of {context:,} and its targets; "
                 "give more text or a smaller model.context"
             )
         self._stream, self._context, self._batch, self._seed, self._shuffled = stream, context, batch, seed, shuffled

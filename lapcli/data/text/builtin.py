@@ -60,7 +60,7 @@ def builtin_documents(root: Path) -> Iterator[str]:
 
 
 def without_repeats(documents: Iterable[str]) -> Iterator[str]:
-    """Drop repeated paragraphs: topics quote each other, and validation must not have text that was trained on."""
+    """Drop repeated paragraphs: topics quote each other, and validation must not contain training text."""
     seen: set[str] = set()
     for document in documents:
         kept, before = [], len(seen)
@@ -88,7 +88,7 @@ def _modules(root: Path) -> list[str]:
 
 
 def _topics(path: Path) -> Iterator[str]:
-    """Yield the topics, a dictionary of strings that is read as a literal."""
+    """Yield the topics from a dictionary of strings, parsed as a literal."""
     if not path.is_file():
         return
     for node in ast.parse(path.read_bytes()).body:
@@ -98,7 +98,7 @@ def _topics(path: Path) -> Iterator[str]:
 
 
 def _docstrings(tree: ast.AST, name: str) -> Iterator[str]:
-    """Yield each docstring below its object's full name, depth first; only statements that may have one are visited."""
+    """Yield each docstring below its object's full name, depth first; only statements that can have one are visited."""
     documented = isinstance(tree, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     docstring = ast.get_docstring(tree) if documented else None  # type: ignore[arg-type]
     if docstring:

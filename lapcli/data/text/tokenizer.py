@@ -88,7 +88,7 @@ class Tokenizer:
         try:
             tokenizer = cls(tokenizers.Tokenizer.from_str(text))
             if tokenizer.decode_bytes(tokenizer.encode(PROBE)) != PROBE.encode():
-                raise DataError("it changes the text that it encodes")
+                raise DataError("it alters text while encoding it")
         except Exception as error:  # the library raises plain Exception for anything that it cannot read
             raise DataError(
                 f"{path} is not a tokenizer that lap can use: {str(error)[:200]}; name another, or leave "
@@ -224,7 +224,7 @@ _LONG_RUN = re.compile(r"(\w{2048}|\s{2048}|[^\w\s]{2048})")
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: int) -> Tokenizer:
-    """Learn `vocab` tokens with the special ones, from the first `crop` characters of each text, `max_chars` in all."""
+    """Learn `vocab` tokens, special ones included, from the first `crop` characters of each text, up to `max_chars`."""
     ordinary = vocab - len(SPECIAL_TOKENS)
     learner = _assemble(models.BPE())
     # Ties among equally frequent pairs go to the smaller ids. The trainer would number the bytes by their printable

@@ -1,4 +1,4 @@
-"""From a text source to memory-mapped token ids: tokenised once and cached.
+"""From a text source to memory-mapped token ids, tokenised once and cached.
 
 The files of a source (the built-in text, a hub data set or local ones) are read as one sequence of documents, some of
 them held out for validation, which are computed from the seed.
@@ -47,7 +47,7 @@ class TextData:
 
 
 class Corpus:
-    """The documents of a source: cropped, without nulls and empty ones, in source order."""
+    """A source's documents in source order, cropped, without nulls and empty ones."""
 
     def __init__(self, source: TextSource, files: Sequence[Path], progress: Progress | None = None) -> None:
         self.source, self.files, self._progress = source, files, progress
@@ -92,7 +92,7 @@ class Corpus:
         yield from chain(split_document(first[0], self._fraction) if self.is_split else first, documents)
 
     def training_documents(self) -> Iterator[str]:
-        """Yield the documents that are not held out; to know which takes a pass over the source."""
+        """Yield the documents that are not held out; finding them needs a pass over the source."""
         doing = "training the tokenizer"
         if self._holds_out_a_file:
             for part in self.parts[:-1]:
@@ -157,7 +157,7 @@ def split_document(document: str, fraction: float) -> tuple[str, str]:
 def open_corpus(source: TextSource, progress: Progress | None = None, *, download: bool = True) -> Corpus | None:
     """Open the source's files; without `download`, None if they would have to be downloaded or extracted."""
     if source.train == UNKNOWN:
-        raise DataError("the run was imported, and what it was trained on is not known; name a text with --data")
+        raise DataError("the run was imported, and its training text is unknown; name a text with --data")
     place = source.train, source.files, source.revision
     paths = source_files(*place, "text", DOCUMENT_SUFFIXES, progress, download=download)
     if paths is None:
@@ -174,7 +174,7 @@ def tokenise(
     share: slice = slice(None),
     progress: Progress | None = None,
 ) -> tuple[Corpus, Tokenizer, list[Path]]:
-    """Download, train the tokenizer unless it is given, and tokenise a share of the parts into their folders."""
+    """Download, train the tokenizer unless it is given, and tokenise some of the parts into their folders."""
     corpus = open_corpus(source, progress)
     assert corpus is not None
     used = tokenizer if isinstance(tokenizer, Tokenizer) else _prepare_tokenizer(corpus, tokenizer)
@@ -187,7 +187,7 @@ def tokenise(
 def prepare_text(
     source: TextSource, tokenizer: TokenizerSection | Tokenizer, *, progress: Progress | None = None
 ) -> TextData:
-    """Prepare the tokens to train and to validate on; results in the cache are reused. Safe to call on every rank."""
+    """Prepare the training and validation tokens; cached results are reused. Safe to call on every rank."""
     corpus, used, folders = tokenise(source, tokenizer, progress=progress)
     store = TokenStore(folders)
     is_held_out = corpus.held_out(store.counts, store.indexes[0]["is_split"])
@@ -253,7 +253,7 @@ def _tokenise(corpus: Corpus, part: range, tokenizer: Tokenizer, folder: Path) -
 
 
 def describe_source(source: TextSource) -> str:
-    """Describe the source of the text; downloads and builds nothing."""
+    """Describe the text source without downloading or building anything."""
     where = (
         "the built-in text (this Python's documentation and docstrings)" if source.train == "builtin" else source.train
     )

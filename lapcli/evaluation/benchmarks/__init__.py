@@ -1,4 +1,4 @@
-"""The benchmarks of language models, and the registry that `lap eval` and reports ask by name."""
+"""The benchmarks of language models, and the registry in which `lap eval` and reports look them up by name."""
 
 from lapcli.evaluation.benchmarks.benchmark import Benchmark
 from lapcli.runtime.plugins import Registry

@@ -34,7 +34,7 @@ Document = dict[str, Any]
 
 
 class Documents(list[Document]):
-    """Documents with the part of a data set's interface that lm-eval uses; `files`: those that were read, with their
+    """Documents with the subset of a data set's interface that lm-eval uses; `files`: the source files with their
     sha256."""
 
     def __init__(self, documents: Sequence[Document], files: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class Documents(list[Document]):
 
 @dataclass
 class PreparedTask:
-    """A benchmark as lm-eval evaluates it, with its documents."""
+    """A benchmark in lm-eval's form, with its documents."""
 
     name: str
     loaded: dict[str, Any]  # tasks and groups, as lm-eval's `evaluate` takes them
@@ -77,10 +77,10 @@ class Benchmark:
     is_sampled: bool = False  # under the paper's protocol
 
     def check(self, gives: frozenset[str], data: Path | None) -> None:
-        """Raise UsageError if a model that gives this cannot be asked; called before the model is loaded."""
+        """Raise UsageError if a model with these abilities cannot be evaluated; called before the model is loaded."""
         if CHAT in self.needs - gives:
             raise UsageError(
-                f"{self.name} is asked in chat form, which this run has not learned; use the run of `lap sft`"
+                f"{self.name} uses chat prompts, for which this run was not trained; use a run of `lap sft`"
             )
 
     def read_row(self, row: Any) -> Document:
@@ -88,7 +88,7 @@ class Benchmark:
         raise NotImplementedError
 
     def documents(self, split: str, data: Path | None) -> Documents:
-        """Read the rows; one that `read_row` refuses is an error with its file and row."""
+        """Read the rows; a row that `read_row` rejects raises an error with its file and number."""
         documents: list[Document] = []
         paths = self._from_hub(split) if data is None else self._from_folder(split, data)
         for path in paths:
@@ -129,8 +129,8 @@ class Benchmark:
             ) from None
 
     def paper_task(self, request: "Request") -> PreparedTask:
-        """Return the task as the paper asks it: chat prompts, option letters or pass@k."""
-        raise UsageError(f"{self.name} cannot be asked in chat form; use --protocol harness")
+        """Return the task in the paper's form: chat prompts, multiple choice or pass@k."""
+        raise UsageError(f"{self.name} has no chat form; use --protocol harness")
 
     def lm_eval_definition(self) -> dict[str, Any]:
         """Return lm-eval's definition of the task: prompt, metrics, few-shot examples."""
@@ -141,14 +141,14 @@ class Benchmark:
         return read_definition(self.lm_eval_file)
 
     def lm_eval_task(self, request: "Request") -> PreparedTask:
-        """Return the task as lm-eval asks it, over our documents."""
+        """Return lm-eval's task over our documents."""
         splits = {split: self.documents(split, request.data) for split in self.lm_eval_splits}
         return self.prepared(self.lm_eval_definition(), splits, request)
 
     def prepared(
         self, definition: dict[str, Any], splits: "Mapping[str, Documents]", request: "Request", **known: Any
     ) -> PreparedTask:
-        """Prepare a definition, ours or lm-eval's, over documents of ours; `known` are further fields of the task."""
+        """Prepare a definition, ours or lm-eval's, over our documents; `known` are additional task fields."""
         from lapcli.evaluation.harness.lm_eval_tasks import task_over
 
         loaded = {"tasks": {self.name: task_over(definition, splits, request.seed)}, "groups": {}, "group_map": {}}
@@ -160,7 +160,7 @@ def files_of(splits: Mapping[str, Documents]) -> dict[str, str]:
 
 
 def texts_of(row: Any, *names: str) -> Document:
-    """Return these fields of a row, each of which has to be text."""
+    """Return these fields of a row, each of which must be text."""
     for name in names:
         if not isinstance(row, Mapping) or not isinstance(row.get(name), str):
             raise Malformed(f"no text under {name!r}")
@@ -168,7 +168,7 @@ def texts_of(row: Any, *names: str) -> Document:
 
 
 def task_definition(name: str, version: int, **definition: Any) -> dict[str, Any]:
-    """Return a definition of ours: zero-shot, over the documents of the split `test`."""
+    """Return our own definition: zero-shot, over the documents of the split `test`."""
     return {"task": name, "test_split": "test", "num_fewshot": 0, "metadata": {"version": version}, **definition}
 
 
@@ -178,7 +178,7 @@ def letters_definition(
     labels: Callable[[Document], list[str]],
     right_label: Callable[[Document], int],  # its place among the labels
 ) -> dict[str, Any]:
-    """Define a multiple-choice task: an answer is right if the label of the right choice is the likeliest one."""
+    """Define a multiple-choice task: an answer is correct if the correct label is the likeliest one."""
     return task_definition(
         name,
         LETTERS_VERSION,
@@ -241,7 +241,7 @@ def _mean(metric: str) -> dict[str, Any]:
 
 
 def pass_at(k: int, passed: Sequence[bool]) -> float:
-    """Estimate pass@k without bias from n samples, c of them right: 1 - C(n - c, k) / C(n, k); any() for k = n."""
+    """Estimate pass@k without bias from n samples, c of them correct: 1 - C(n - c, k) / C(n, k); any() for k = n."""
     n, c = len(passed), sum(passed)
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} samples, not {n}")

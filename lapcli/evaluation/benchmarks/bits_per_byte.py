@@ -54,7 +54,7 @@ class BitsPerByte(Benchmark):
 
 
 def _held_out(run: Run) -> Documents:
-    """Return the run's own held-out text, as much of it as the validation reads."""
+    """Return the part of the run's held-out text that the validation reads."""
     recipe: Any = run.recipe
     # The tokenizer of the run, not of the recipe: with train.init_from it comes from elsewhere.
     prepared = prepare_text(recipe.data, Tokenizer.from_file(run.path / TOKENIZER))

@@ -1,4 +1,4 @@
-"""ARC (Clark et al., 2018) and MMLU (Hendrycks et al., 2021): questions with several choices, asked by their labels."""
+"""ARC (Clark et al., 2018) and MMLU (Hendrycks et al., 2021): multiple choice by the choices' labels."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,11 @@ class Choices(Benchmark):
     """Documents have the fields of lm-eval's tasks."""
 
     def parts(self, document: Document) -> tuple[list[str], list[str], int]:
-        """Return the choices, their labels, and the place of the right one."""
+        """Return the choices, their labels, and the index of the correct one."""
         raise NotImplementedError
 
     def definition(self, form: str = "lap") -> dict[str, Any]:
-        """Return the paper's task. `form`: whose words the run was fine-tuned with."""
+        """Return the paper's task. `form`: the question wording that the run was fine-tuned with."""
 
         def question(document: Document) -> str:
             choices, labels, _ = self.parts(document)
@@ -44,7 +44,7 @@ class Choices(Benchmark):
 
 
 def prompt_form(run: Run) -> str:
-    """Return whose words a chat run was fine-tuned with: nanochat's, if it was imported from there, or ours."""
+    """Return the wording that a chat run was fine-tuned with: nanochat's if it was imported from there, else ours."""
     return str(run.info.get("prompt_form", "lap"))
 
 
@@ -90,7 +90,7 @@ class Mmlu(Choices):
         return choices, [chr(65 + number) for number in range(len(choices))], document["answer"]
 
     def lm_eval_task(self, request: "Request") -> PreparedTask:
-        """Load lm-eval's 57 tasks in one group, whose mean is weighted by size."""
+        """Load lm-eval's 57 tasks as one group, whose mean is weighted by size."""
         from lm_eval.api.group import Group
         from lm_eval.config.group import GroupConfig
 

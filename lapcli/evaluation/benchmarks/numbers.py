@@ -1,5 +1,5 @@
-"""Questions that are answered by a number after `####`: GSM8K, word problems (Cobbe et al., 2021), and spelling, how
-often a letter occurs in a word, which is generated and needs no data."""
+"""Questions answered by a number after `####`: GSM8K (Cobbe et al., 2021), word problems; and `spelling`, which asks
+how often a letter occurs in a word, and whose questions are generated."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ class Spelling(Gsm8k):
     needs = frozenset({LANGUAGE, CHAT})
 
     def documents(self, split: str, data: Path | None) -> Documents:
-        """Generate rows that training does not see, from the words of the built-in text."""
+        """Generate rows that are not in the training set, from the words of the built-in text."""
         words = builtin_words()
         documents = []
         for number in range(SPELLING_DOCUMENTS):

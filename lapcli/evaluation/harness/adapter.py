@@ -46,11 +46,11 @@ class Workers:
         self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if world.size > 1 else None
 
     def on_main(self, compute: Callable[[], T]) -> T:
-        """Return what rank 0 computes."""
+        """Return rank 0's result."""
         return self.gather(lambda: compute() if self.world.is_main else None)[0]
 
     def gather(self, compute: Callable[[], Any]) -> list[Any]:
-        """Return what each rank computes. If one fails, all raise its error, or the others would wait for it."""
+        """Return every rank's result. If one fails, all raise its error, or the others would wait for it."""
         if self._group is None:
             return [compute()]
         found, error = None, None
@@ -68,7 +68,7 @@ class Workers:
         return [each for each, _ in collected]
 
     def _told(self, error: Exception) -> LapError:
-        """Return the error as one of ours, which every rank can unpickle."""
+        """Convert the error to one of ours, which every rank can unpickle."""
         if isinstance(error, LapError):
             return (UsageError if isinstance(error, UsageError) else LapError)(str(error))
         return LapError(f"rank {self.world.rank} on {platform.node()}: {type(error).__name__}: {error}")
@@ -196,10 +196,10 @@ class LapLM(TemplateLM):
         return answers
 
     def _check(self, texts: list[str], continuations: list[tuple[int, ...]]) -> None:
-        """Refuse answers that cannot be compared: one without a token, or letters of unequal numbers of tokens."""
+        """Refuse answers that cannot be compared: one without a token, or choices with unequal numbers of tokens."""
         if not all(continuations):
             raise DataError(
-                f"{self._task}: one of the answers {', '.join(map(repr, texts))[:80]} is merged into the last token "
+                f"{self._task}: one of the answers {', '.join(map(repr, texts))[:80]} merges into the last token "
                 "of its prompt; this tokenizer cannot be evaluated on it"
             )
         # In a small vocabulary " A" may be one token and " B" two, whose likelihoods are not comparable.
@@ -260,7 +260,7 @@ class LapLM(TemplateLM):
         draws = bool(given.get("do_sample")) and float(given.get("temperature", 1.0)) > 0
         if unknown := given.keys() - _UNDERSTOOD - (set() if draws else _OF_DRAWING):
             raise UsageError(
-                f"{self._task} asks for generation with {', '.join(sorted(unknown))}, which `lap` does not have; "
+                f"{self._task} asks for generation with {', '.join(sorted(unknown))}, which `lap` does not support; "
                 "choose another task"
             )
         until = given.get("until") or []
@@ -291,7 +291,7 @@ class LapLM(TemplateLM):
         cost: Callable[[T], int],
         compute: Callable[[list[T]], Answers],
     ) -> list[Any]:
-        """Take answers from the journal; the processes divide the missing ones among them and journal each."""
+        """Take answers from the journal; the processes divide the missing ones and journal each."""
         world = self._workers.world
         keys = [key(item) for item in items]
         answers = [self._known.get(each) for each in keys]
@@ -320,7 +320,7 @@ class LapLM(TemplateLM):
         return answers
 
     def _likelihoods(self, items: Sequence[Sequence[Question]]) -> list[Any]:
-        """Return (log-probability, is greedy) of each continuation of each item.
+        """Return (log-probability, is greedy) for each continuation of each item.
 
         An item is a document as questions: one, or several if it does not fit into one row.
         """

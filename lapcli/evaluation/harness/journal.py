@@ -1,8 +1,8 @@
 """Saved answers: a line of JSON for each document, written as soon as it is scored.
 
-A killed evaluation reads it and resumes. The folder belongs to one set of weights, task and settings, and a line to the
-very tokens of its prompt, so that nothing in it can be stale. Batch size and number of processes are not part of the
-key, because they do not change answers. Every process writes a file of its own.
+A killed evaluation reads it and resumes. The folder belongs to one set of weights, task and settings, each line to the
+exact tokens of its prompt, so that no answer can be stale. Batch size and number of processes are not part of the
+key, because they do not change answers. Each process writes its own file.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class Journal:
         self._file: IO[str] | None = None
 
     def read(self) -> dict[str, Any]:
-        """Return the answers of all processes; a line that was cut short by a kill is skipped."""
+        """Return the answers of all processes; a line truncated by a kill is skipped."""
         answers: dict[str, Any] = {}
         for path in sorted(self._folder.glob("process-*.jsonl")) if self._folder else ():
             # splitlines also splits at U+2028 and the like, which json.dumps escapes.

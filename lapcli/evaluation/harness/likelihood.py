@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations; the context that they share is computed once.
+"""Log-likelihoods of continuations, whose shared context is computed once.
 
 A question is a context and its continuations. All of them are one row of a forward: the context, then the continuations
 side by side, each at the positions that follow the context and masked from the others. The head is applied only where a
@@ -20,7 +20,7 @@ from lapcli.runtime.errors import LapError
 
 _LOGITS_AT_ONCE = 1 << 24  # elements of a block of logits, to limit the memory
 
-NOT_FINITE = "the model gives logits that are not finite; these weights cannot be evaluated"
+NOT_FINITE = "the model produces logits that are not finite; these weights cannot be evaluated"
 
 
 class Question(NamedTuple):
@@ -29,7 +29,7 @@ class Question(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The number of tokens of its row, without the last one of each continuation, which is only predicted."""
+        """The number of tokens in its row, without each continuation's last token, which is only predicted."""
         return len(self.context) + sum(len(continuation) - 1 for continuation in self.continuations)
 
 

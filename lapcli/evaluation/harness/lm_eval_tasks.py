@@ -31,7 +31,7 @@ def read_definition(file: str) -> dict[str, Any]:
 
 
 def task_over(definition: dict[str, Any], splits: Mapping[str, Documents], fewshot_seed: int) -> ConfigurableTask:
-    """Return the task over our documents; splits that it would only draw few-shot examples from are left out."""
+    """Return the task over our documents; splits used only for few-shot examples are omitted."""
     changed = {key: value for key, value in definition.items() if key not in ("tag", "dataset_path", "dataset_name")}
     for key in ("training_split", "validation_split", "fewshot_split"):
         if changed.get(key) not in splits:
@@ -44,7 +44,7 @@ def task_over(definition: dict[str, Any], splits: Mapping[str, Documents], fewsh
 
 
 def other_task(name: str, request: Request) -> PreparedTask:
-    """Load a task of lm-eval's index or of a file, with the documents that the hub's library loads."""
+    """Load a task from lm-eval's index or a file, with documents loaded by the hub's library."""
     try:
         loaded: Any = index().load([name])
     except Exception as error:  # whatever a task's own code, the hub's library or the connection raise

@@ -1,4 +1,4 @@
-"""Measures a language model: the tasks one after the other through lm-eval, each with a journal and a file of samples,
+"""Evaluates a language model task by task through lm-eval, each with a journal and a file of samples,
 and lm-eval's results as scores with their units and directions."""
 
 import json
@@ -29,7 +29,7 @@ Found = tuple[list[Score], dict[str, Any]]  # and details of the evaluation
 
 
 def measure_language(request: Request, loaded: LoadedModel, world: World) -> Found:
-    """Ask all tasks; called on every process."""
+    """Evaluate all tasks; called on every process."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with world.together():  # all tasks first: missing data fails before any computation
         tasks = [_prepare(name, request) for name in request.tasks]
@@ -74,9 +74,11 @@ def _ask(
             bootstrap_iters=100_000 if is_main else 0,  # of standard errors
         )
         if lm.resumed and is_main:
-            print(f"{task.name}: {lm.resumed:,} saved answers of {folder} are reused", file=sys.stderr)
+            print(f"{task.name}: reusing {lm.resumed:,} saved answers from {folder}", file=sys.stderr)
         if lm.truncated and is_main:
-            print(f"{task.name}: {lm.truncated:,} prompts lost their start to fit the context", file=sys.stderr)
+            print(
+                f"{task.name}: {lm.truncated:,} prompts were truncated at the start to fit the context", file=sys.stderr
+            )
         samples = folder / f"samples{'' if request.limit is None else f'-limit{request.limit}'}.jsonl"
         if is_main:
             folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +106,7 @@ _UNNAMED = ("none", "verdicts")  # filters that are not shown beside a metric
 def scores_of(
     request: Request, prepared: PreparedTask, results: Mapping[str, Any], details: Mapping[str, Any]
 ) -> list[Score]:
-    """Return a score for each group and task that belongs to no other group."""
+    """Return a score for each group and for each task outside all groups."""
     groups = prepared.loaded["groups"]
     members = {child for group in groups.values() for child in group.child_names}
     scores = []
@@ -116,7 +118,7 @@ def scores_of(
         names = [name for name in names if _metrics(prepared, name, results)]
         scores += [_score(request, prepared, name, results, details) for name in names]
     if not scores:
-        raise LapError(f"lm-eval has no metric with a number for {prepared.name}; choose another task")
+        raise LapError(f"lm-eval has no numeric metric for {prepared.name}; choose another task")
     return scores
 
 
@@ -173,7 +175,7 @@ def _metrics(prepared: PreparedTask, name: str, results: Mapping[str, Any]) -> d
 
 
 def _is_fraction(task: str, key: str, results: Mapping[str, Any]) -> bool:
-    """Return whether the metric is a mean of numbers from 0 to 1, one for each document."""
+    """Return whether the metric is a mean of per-document numbers from 0 to 1."""
     metric, _, filter_name = key.partition(",")
     values = [sample.get(metric) for sample in results["samples"][task] if sample["filter"] == filter_name]
     if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):

@@ -28,7 +28,7 @@ LARGEST = 8 << 20  # bytes
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """The peer has closed the connection."""
 
 
 class TooLarge(Exception):
@@ -81,7 +81,7 @@ _DEFAULTS = {kind.__name__: kind for kind in (bool, bytes, dict, float, frozense
 
 
 class NotAValue(Exception):
-    """What arrived is not a packed value."""
+    """The received data is not a packed value."""
 
 
 class Opaque:

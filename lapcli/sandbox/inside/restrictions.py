@@ -118,7 +118,7 @@ _PATH_BENEATH = 1
 
 
 def landlock_version(libc: ctypes.CDLL) -> int:
-    """Return the version of the kernel's Landlock, 0 if it has none or it is switched off."""
+    """Return the version of the kernel's Landlock, 0 if it is missing or disabled."""
     number = numbers().get("landlock_create_ruleset")
     return max(0, libc.syscall(number, None, 0, _VERSION)) if number else 0
 
@@ -128,7 +128,7 @@ def restrict_files(libc: ctypes.CDLL, readable: list[str]) -> None:
     number = numbers()
     version = landlock_version(libc)
     if version == 0:
-        raise OSError("the kernel has no Landlock, or it is switched off")
+        raise OSError("the kernel has no Landlock, or it is disabled")
     # Access rights that each version knows; all of them are handled, that is, denied unless a rule says otherwise.
     rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)
 

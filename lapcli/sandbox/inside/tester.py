@@ -98,7 +98,7 @@ class _Tester:
 
 
 def _error(names: list[str], text: str) -> Exception:
-    """Return the candidate's exception as the nearest of its classes that is known here."""
+    """Return the candidate's exception as the closest of its classes that this process knows."""
     known = next((_RAISED[name] for name in names if name in _RAISED), None)
     error = known(text) if known else Raised(f"{names[0]}: {text}")
     error.of_candidate = True  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ def test_folders(tmp_path):
         ({"train": {"a": 1, "b": 1}, "val": {"a": 1, "b": 1}}, 3, r"model\.classes"),
         ({"train": {"a": 1, "b": 1}, "val": {"a": 1, "c": 1}}, 2, r"different classes: b, c are in only one of them"),
         ({"train": {"a": 1, "b": 1}}, 2, r"data\.validation"),
-        ({}, 2, r"no folders of images"),
+        ({}, 2, r"no image folders"),
     ],
 )
 def test_folders_that_are_refused(tmp_path, parts, classes, message):

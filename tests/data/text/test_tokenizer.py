@@ -93,7 +93,7 @@ def edited(tokenizer, path, change):
     ("change", "message"),
     [
         (lambda it: it["added_tokens"].pop(), "last ids must be the special tokens"),
-        (lambda it: it.update(normalizer={"type": "Lowercase"}), "changes the text"),
+        (lambda it: it.update(normalizer={"type": "Lowercase"}), "alters text"),
         (lambda it: it["model"].update(dropout=0.1), "dropout"),
     ],
 )
