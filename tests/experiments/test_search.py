@@ -69,7 +69,7 @@ def test_another_search_under_the_same_name_is_refused(tmp_path):
     recipe = quick_recipe(tmp_path)
     search_of(recipe, tmp_path / "runs")
     for change, key in (({"seed": 3}, "seed"), ({"options": ["train.steps=20"]}, "recipe")):
-        with pytest.raises(UsageError, match=f"another {key}"):
+        with pytest.raises(UsageError, match=key):
             search_of(recipe, tmp_path / "runs", **change)
     search_of(recipe, tmp_path / "runs", trials=9)  # more trials are the same search
 

@@ -177,7 +177,7 @@ def test_a_hostile_tokenizer_is_refused_and_runs_nothing(tmp_path, encoding, pro
         hidden,
     ):
         path.write_bytes(pickle.dumps(content, protocol))
-        with pytest.raises(DataError, match=r"not a pickled tiktoken encoding .*which is refused"):
+        with pytest.raises(DataError, match=r"not a pickled tiktoken encoding"):
             read_tokenizer(path)
     for content in (b"", b"\x80", pickle.dumps({"mergeable_ranks": 1}), pickle.dumps(encoding)[:-100], b"text"):
         path.write_bytes(content)

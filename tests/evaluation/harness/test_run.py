@@ -127,8 +127,8 @@ def test_killed_and_resumed(made, whole, tmp_path, capsys):
     capsys.readouterr()
     resumed = evaluated(run, "mmlu,gsm8k", made[1], **QUICK)
     said = capsys.readouterr().err
-    assert "mmlu: 6 saved" in said
-    assert "gsm8k: 2 saved" in said
+    assert "mmlu: reusing 6 saved" in said
+    assert "gsm8k: reusing 2 saved" in said
     assert_same(resumed, whole)
     evaluated(run, "gsm8k", made[1], seed=5, **QUICK)  # other settings find nothing of it
     assert "saved" not in capsys.readouterr().err
