@@ -77,8 +77,7 @@ def ladder(
     console = LogConsole()
     tell = console.print
     if budget is not None:
-        for sentence in climbed.keep_within(_hours(budget), device):
-            tell(sentence)
+        tell(climbed.keep_within(_hours(budget), device))
     refuse_others([each.cell for each in climbed.planned()], where)
     if dry_run or not climbed.is_finished:
         cost = climbed.cost(device)

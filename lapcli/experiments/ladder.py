@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ from lapcli.recipe.checking import check_recipe
 from lapcli.recipe.loading import find_recipe, read_with_parents
 from lapcli.recipe.reading import Unreadable, in_reading_order, quoted
 from lapcli.recipe.schema import GPTRecipe
-from lapcli.recipe.section import Count, Positive, Section, Size, Text, Whole
+from lapcli.recipe.section import Count, Positive, Section, Text, Whole
 from lapcli.runs import METRICS
 from lapcli.runtime.devices import Device
 from lapcli.runtime.errors import LapError, UsageError, known_names
@@ -54,8 +54,7 @@ from lapcli.training.metrics import read_metrics
 Overrides = dict[str, Any]
 #: Added to the recipe's seed: nothing that was tuned is measured on the seed that chose it.
 TUNING_SEED, AA_SEED = 1000, 2000
-AA = "A/A"  # the baseline against itself
-SHARED = " at the baseline's rate"
+AA, SHARED = "A/A", "shared rate"  # the baseline against itself; an arm at the baseline's rate
 _PARTS_OF_AN_OCTAVE = 4  # optima are rounded, so that equal ones are equal
 _LONGEST_PROBE = 2e12  # FLOPs of a step that is measured to estimate hours on a CPU
 
@@ -65,7 +64,6 @@ class Tuning(Section):
 
     over: Annotated[dict[str, Annotated[list[Positive], Field(min_length=2, max_length=20)]], Field(min_length=1)]
     on: Annotated[list[Text], Field(min_length=1)]  # the lowest rungs
-    seeds: Size = 1
 
 
 class LadderFile(Section):
@@ -88,7 +86,7 @@ class LadderFile(Section):
 
 class Optimum(NamedTuple):
     value: float
-    tried: dict[float, float | None]  # mean outcome; None: a run diverged
+    tried: dict[float, float | None]  # outcome; None: the run diverged
     is_bracketed: bool  # else better values may lie beyond those tried
 
 
@@ -97,6 +95,7 @@ class Planned(NamedTuple):
     rung: str
     arm: str
     cell: Cell
+    pair: int = 0
 
 
 class Ladder:
@@ -148,11 +147,11 @@ class Ladder:
 
     def _where(self, problem: Problem, rung: str, arm: str) -> str:
         """Return where the value of a problem was written; the cell itself got it by `--set`."""
-        places = (("arms", arm), ("rungs", rung), ("set",), ("tune", "over"))
-        keys = [(*place, key) for place in places for key in _value(self.file, place) or {}]
-        for path in keys:
-            if problem.where == "--set" and f"{problem.key}.".startswith((f"{path[-1]}.", f"{path[-1]}[")):
-                return self._document.place(path)
+        arms, rungs, common = self.file.arms[arm], self.file.rungs[rung], self.file.set
+        for path, values in ((("arms", arm), arms), (("rungs", rung), rungs), (("set",), common)):
+            for key in values:
+                if problem.where == "--set" and f"{problem.key}.".startswith((f"{key}.", f"{key}[")):
+                    return self._document.place((*path, key))
         return problem.where
 
     # --- cells ---
@@ -211,64 +210,61 @@ class Ladder:
         tune = self.file.tune
         return {} if tune is None else {k: v for k, v in tune.over.items() if k not in self.file.arms[arm]}
 
-    def tuning(self, rung: str, arm: str) -> Iterator[tuple[str, float, list[Cell]]]:
-        """Yield each candidate value with its cells."""
-        tune = self.file.tune
-        for key, values in self._tuned(arm).items() if tune and rung in tune.on else ():
-            for value in values:
-                seeds = range(TUNING_SEED, TUNING_SEED + (tune.seeds if tune else 0))
-                yield key, value, [self.cell(rung, arm, seed, {key: value}, is_search=True) for seed in seeds]
+    def tuning(self, rung: str, arm: str) -> dict[str, dict[float, Cell]]:
+        """Return the cell of each candidate value, by key."""
+        return {
+            key: {value: self.cell(rung, arm, TUNING_SEED, {key: value}, is_search=True) for value in values}
+            for key, values in self._tuned(arm).items()
+            if self.file.tune and rung in self.file.tune.on
+        }
 
     def planned(self, *, with_unknown: bool = False) -> list[Planned]:
         """Return the fully specified cells in the order to run them; `with_unknown`: all others too,
         with the recipe's values in place of optima."""
-        tuning = [
+        planned = [
             Planned("tuning", rung, arm, cell)
             for rung in self.rungs
             for arm in self.arms
-            for _, _, cells in self.tuning(rung, arm)
-            for cell in cells
+            for cells in self.tuning(rung, arm).values()
+            for cell in cells.values()
         ]
-        is_known = all(progress(each.cell, self.runs_dir).is_tried for each in tuning)
-        if not is_known and not with_unknown:
-            return tuning
-        rest = [each for rung in self.rungs if rung != self.file.held_out for each in self._pairs(rung, is_known)]
-        is_tried = is_known and all(progress(each.cell, self.runs_dir).is_tried for each in rest)
-        held_out = [self.file.held_out] if self.file.held_out in self.rungs and (is_tried or with_unknown) else []
+        is_known = self._all_tried(planned)
+        if is_known or with_unknown:
+            planned += [each for r in self.rungs if r != self.file.held_out for each in self._pairs(r, is_known)]
+            if self.file.held_out in self.rungs and (with_unknown or self._all_tried(planned)):
+                planned += self._pairs(self.file.held_out, is_known)
         unique: dict[str, Planned] = {}
-        for each in (*tuning, *rest, *(each for rung in held_out for each in self._pairs(rung, is_known))):
+        for each in planned:
             unique.setdefault(each.cell.name, each)
         return list(unique.values())
 
+    def _all_tried(self, planned: Sequence[Planned]) -> bool:
+        return all(progress(each.cell, self.runs_dir).is_tried for each in planned)
+
     @property
     def is_finished(self) -> bool:
-        return all(progress(each.cell, self.runs_dir).is_tried for each in self.planned(with_unknown=True))
+        return self._all_tried(self.planned(with_unknown=True))
 
-    def _pairs(self, rung: str, is_known: bool) -> Iterator[Planned]:
+    def _pairs(self, rung: str, is_known: bool = True) -> Iterator[Planned]:
+        def cell(arm: str, seed: int) -> Cell:
+            return self.tuned_cell(rung, arm, seed) if is_known else self.cell(rung, arm, seed, {})
+
         phase = "held out" if rung == self.file.held_out else "pairs"
         for seed in range(self.pairs[rung]):
             for arm in self.arms:
-                yield Planned(
-                    phase, rung, arm, self.own(rung, arm, seed) if is_known else self.cell(rung, arm, seed, {})
-                )
+                yield Planned(phase, rung, arm, cell(arm, seed), seed)
             if rung not in self.controls:
                 continue
-            aa = AA_SEED + seed
-            base = self.own(rung, self.baseline, aa) if is_known else self.cell(rung, self.baseline, aa, {})
-            yield Planned(AA, rung, self.baseline, base)
+            yield Planned(AA, rung, self.baseline, cell(self.baseline, AA_SEED + seed), seed)
             for arm in self.arms[1:] if self.file.tune else ():
-                if is_known:
-                    yield Planned("shared rate", rung, arm, self.shared(rung, arm, seed))
+                if is_known and self._tuned(arm):
+                    yield Planned(SHARED, rung, arm, self.tuned_cell(rung, arm, seed, of=self.baseline), seed)
                 elif self._tuned(arm):
-                    yield Planned("shared rate", rung, arm, self.cell(rung, arm, seed, {}, "-shared"))
+                    yield Planned(SHARED, rung, arm, self.cell(rung, arm, seed, {}, "-shared"), seed)
 
-    def own(self, rung: str, arm: str, seed: int) -> Cell:
-        """Return a cell at the arm's own optimum."""
-        return self.cell(rung, arm, seed, {key: self.carried(arm, key, rung) for key in self._tuned(arm)})
-
-    def shared(self, rung: str, arm: str, seed: int) -> Cell:
-        """Return a cell at the baseline's optimum."""
-        return self.cell(rung, arm, seed, {key: self.carried(self.baseline, key, rung) for key in self._tuned(arm)})
+    def tuned_cell(self, rung: str, arm: str, seed: int, of: str | None = None) -> Cell:
+        """Return a cell at the arm's own optimum, or at that of another arm."""
+        return self.cell(rung, arm, seed, {key: self.carried(of or arm, key, rung) for key in self._tuned(arm)})
 
     # --- tuning ---
 
@@ -278,14 +274,10 @@ class Ladder:
         found: dict[str, dict[str, dict[str, Optimum]]] = {}
         for rung in self.rungs:
             for arm in self.arms:
-                cells = list(self.tuning(rung, arm))
-                scores = self.outcomes([cell for _, _, each in cells for cell in each])
-                for key in dict.fromkeys(key for key, _, _ in cells):
-                    tried: dict[float, float | None] = {}
-                    for _, value, each in (entry for entry in cells if entry[0] == key):
-                        values = [scores[cell.name] for cell in each if cell.name in scores]
-                        tried[value] = fmean(values) if len(values) == len(each) else None
-                    if not any(outcome is not None for outcome in tried.values()):
+                for key, cells in self.tuning(rung, arm).items():
+                    scores = self.outcomes(list(cells.values()))
+                    tried = {value: scores.get(cell.name) for value, cell in cells.items()}
+                    if not scores:
                         raise LapError(f"{arm} on {rung}: all runs that tune {key} diverged; give lower values")
                     found.setdefault(arm, {}).setdefault(key, {})[rung] = fit_optimum(tried)
         return found
@@ -300,14 +292,19 @@ class Ladder:
         power = 0.0 if self.file.carry == "same" else self.file.carry["width"]
         return float((self._rung_recipe(rung, ()).model.width / self._rung_recipe(source, ()).model.width) ** power)
 
+    def tuned(self) -> Iterator[tuple[str, str, dict[str, Optimum]]]:
+        """Yield arm, key, and the optimum by rung."""
+        for arm, keys in self.optima.items():
+            for key, optima in keys.items():
+                yield arm, key, optima
+
     def moves(self) -> dict[str, float]:
         """Return by arm and key how far the optimum of a tuned rung is from that carried up from the one below."""
         found = {}
-        for arm, keys in self.optima.items():
-            for key, optima in keys.items():
-                for low, high in zip(optima, list(optima)[1:], strict=False):
-                    ratio = optima[high].value / (optima[low].value * self._carry(low, high))
-                    found[f"{arm}, {key}, {low} to {high}"] = max(ratio, 1 / ratio)
+        for arm, key, optima in self.tuned():
+            for low, high in zip(optima, list(optima)[1:], strict=False):
+                ratio = optima[high].value / (optima[low].value * self._carry(low, high))
+                found[f"{arm}, {key}, {low} to {high}"] = max(ratio, 1 / ratio)
         return found
 
     # --- outcomes ---
@@ -329,31 +326,18 @@ class Ladder:
         own: dict[str, list[Rung]] = {}
         shared: dict[str, list[Rung]] = {}
         for rung in sorted(self.rungs, key=self.compute):
-            seeds = range(self.pairs[rung])
-            base = [self.own(rung, self.baseline, seed) for seed in seeds]
-            for arm in self.arms[1:]:
-                self._add(own, arm, rung, base, [self.own(rung, arm, seed) for seed in seeds], scores)
-                if rung in self.controls and self._tuned(arm):
-                    self._add(shared, arm, rung, base, [self.shared(rung, arm, seed) for seed in seeds], scores)
-            if rung in self.controls:
-                self._add(own, AA, rung, base, [self.own(rung, self.baseline, AA_SEED + s) for s in seeds], scores)
+            entries = [each for each in self._pairs(rung) if each.cell.name in scores]
+            base = {each.pair: each.cell for each in entries if each.arm == self.baseline and each.phase != AA}
+            for phase, arm in dict.fromkeys((each.phase, each.arm) for each in entries):
+                cells = [each for each in entries if (each.phase, each.arm) == (phase, arm) and each.pair in base]
+                if not cells or (arm == self.baseline and phase != AA):
+                    continue
+                sides = [[base[each.pair] for each in cells], [each.cell for each in cells]]
+                numbers = [[scores[cell.name] for cell in side] for side in sides]
+                times = [[self.seconds(cell) for cell in side] for side in sides]
+                rungs = (shared if phase == SHARED else own).setdefault(AA if phase == AA else arm, [])
+                rungs.append(Rung(rung, self.compute(rung), *numbers, *times))
         return own, shared
-
-    def _add(
-        self,
-        arms: dict[str, list[Rung]],
-        arm: str,
-        rung: str,
-        baseline: Sequence[Cell],
-        cells: Sequence[Cell],
-        scores: Mapping[str, float],
-    ) -> None:
-        pairs = [(a, b) for a, b in zip(baseline, cells, strict=True) if a.name in scores and b.name in scores]
-        if not pairs:
-            return
-        numbers = [[scores[cell.name] for cell in side] for side in zip(*pairs, strict=True)]
-        times = [[self.seconds(cell) for cell in side] for side in zip(*pairs, strict=True)]
-        arms.setdefault(arm, []).append(Rung(rung, self.compute(rung), *numbers, *times))
 
     def seconds(self, cell: Cell) -> float:
         """Return a finished run's training time, without validations, saves and interruptions."""
@@ -384,24 +368,19 @@ class Ladder:
     def hours(self, rung: str, device: Device | None) -> float | None:
         """Return a run's hours: planned, else extrapolated from a few steps of the lowest rung on this machine."""
         plan = self.plan(rung, device)
-        if plan.hours is not None or device is not None:
+        if plan.hours is not None or device is not None or self._seconds_per_flop is None:
             return plan.hours
-        done = [each.cell for each in self.planned() if each.rung == rung]
-        if done := [cell for cell in done if progress(cell, self.runs_dir).is_trained]:
-            return self.seconds(done[0]) / 3600
-        return None if self._probe is None else self.compute(rung) * self._probe / 3600
+        return self.compute(rung) * self._seconds_per_flop / 3600
 
     @cached_property
-    def _probe(self) -> float | None:
-        """Return the seconds per FLOP on this machine."""
+    def _seconds_per_flop(self) -> float | None:
         plan = self.plan(self.rungs[0])
-        if plan.flops_per_step > _LONGEST_PROBE:
-            return None
-        plan.measure(3)
+        if plan.flops_per_step <= _LONGEST_PROBE:
+            plan.measure(3)
         return None if plan.seconds_per_step is None else plan.seconds_per_step / plan.flops_per_step
 
-    def keep_within(self, budget: float, device: Device | None = None) -> list[str]:
-        """Skip the first rung that exceeds `budget` hours in total and all later ones; return messages."""
+    def keep_within(self, budget: float, device: Device | None = None) -> str:
+        """Skip the first rung that exceeds `budget` hours in total and all later ones; return a message."""
         spent, kept = 0.0, []
         for rung in self.cost(device)["rungs"]:
             if rung["hours_left"] is None:
@@ -410,14 +389,12 @@ class Ladder:
             if spent > budget:
                 break
             kept.append(rung["rung"])
-        left_out = self.rungs[len(kept) :]
         if not [rung for rung in kept if rung != self.file.held_out]:
-            raise UsageError(
-                f"--budget: {self.rungs[0]} alone takes {spent:,.1f} hours, more than the {budget:g} given"
-            )
-        self.rungs, self.pairs = kept, {rung: self.pairs[rung] for rung in kept}
+            raise UsageError(f"--budget: {self.rungs[0]} alone takes more than the {budget:g} hours given")
         fits = f"{', '.join(kept)} fit into {budget:g} hours"
-        return [f"{fits}; {', '.join(left_out)} left out" if left_out else fits]
+        left_out = self.rungs[len(kept) :]
+        self.rungs, self.pairs = kept, {rung: self.pairs[rung] for rung in kept}
+        return f"{fits}; {', '.join(left_out)} left out" if left_out else fits
 
     def cost(self, device: Device | None = None) -> dict[str, Any]:
         """Return runs, hours, disk use and the smallest detectable difference of each rung, before anything runs."""
@@ -501,13 +478,6 @@ def fit_optimum(tried: dict[float, float | None]) -> Optimum:
     return Optimum(values[best], tried, min(tried) < values[best] < max(tried))
 
 
-def _value(file: LadderFile, path: Sequence[str]) -> Any:
-    value: Any = file
-    for step in path:
-        value = value.get(step) if isinstance(value, dict) else getattr(value, step, None)
-    return value
-
-
 def _unknown_rungs(file: LadderFile, place: Any) -> Iterator[Problem]:
     """Yield names that are not rungs, and invalid choices of tuned or held-out rungs."""
     named: dict[tuple[Whole | str, ...], str] = {("pairs", name): name for name in file.pairs}
@@ -515,12 +485,12 @@ def _unknown_rungs(file: LadderFile, place: Any) -> Iterator[Problem]:
     named |= {("controls", number): name for number, name in enumerate(file.controls or ())}
     named |= {("tune", "on", number): name for number, name in enumerate(file.tune.on if file.tune else ())}
     for path, name in named.items():
+        key = ".".join(str(step) for step in path if isinstance(step, str))
         if name not in file.rungs:
-            message = f"{quoted(name)} is not a rung; the rungs are {', '.join(file.rungs)}"
-        elif name not in file.pairs or (path[0] == "tune" and name == file.held_out):
-            message = f"{name} has no pairs to compare" if name not in file.pairs else f"{name} is held out"
-        else:
-            continue
-        yield Problem(place(path), ".".join(str(step) for step in path if isinstance(step, str)), message)
+            yield Problem(place(path), key, f"{quoted(name)} is not a rung; the rungs are {', '.join(file.rungs)}")
+        elif name not in file.pairs:
+            yield Problem(place(path), key, f"{name} has no pairs to compare")
+        elif path[0] == "tune" and name == file.held_out:
+            yield Problem(place(path), key, f"{name} is held out")
     if list(file.pairs) == [file.held_out]:
         yield Problem(place(("held_out",)), "held_out", "is the only rung with pairs; add pairs on a lower one")

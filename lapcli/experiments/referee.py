@@ -68,14 +68,12 @@ class OnRung:
     difference: Estimate
     multiplier: Estimate | None  # of compute at equal loss; None: the baseline's curve is not known or not falling
     time_multiplier: Estimate | None  # of measured time
-    detectable: float  # smallest difference that the rung alone finds with 80% power
 
 
 @dataclass(frozen=True)
 class Finding:
     """A ladder's findings about one arm."""
 
-    arm: str
     verdict: Verdict
     rungs: list[OnRung]
     at: str  # where the verdict holds: a rung or the target
@@ -86,7 +84,6 @@ class Finding:
     adjusted_p: float  # by Holm, over all arms
     margin: float
     pairs_needed: int | None  # on each rung, for a decision at the present estimate
-    detectable: float  # smallest difference for which the verdict has 80% power
     misfit: float | None  # p-value of "the trend is a line"; None: too few rungs to tell
     held_out: "HeldOut | None" = None
 
@@ -185,13 +182,16 @@ def judge(
     adjusted = holm(p)
     findings = {}
     for name, trend in trends.items():
-        place, level = places[name], ALPHA / len(arms)
+        place = places[name]
         verdict = _verdict(trend, place, margin, adjusted[name], rates_transfer)
         estimate = trend.at(place)
         curve = Curve(trend.rungs if multipliers else [])
-        tested = [rung for rung in arms[name] if rung.name == held_out]
+        tested = [
+            HeldOut(rung.name, trend.at(rung.compute, pairs=len(rung.differences)), float(rung.differences.mean()))
+            for rung in arms[name]
+            if rung.name == held_out
+        ]
         findings[name] = Finding(
-            arm=name,
             verdict=verdict,
             rungs=[_on_rung(rung, trend, curve) for rung in arms[name]],
             at="the target" if target else trend.rungs[-1].name,
@@ -202,9 +202,8 @@ def judge(
             adjusted_p=adjusted[name],
             margin=margin,
             pairs_needed=_pairs_needed(trend, place, margin) if verdict == "not enough pairs" else None,
-            detectable=detectable(trend.deviation, trend.leverage(place), trend.freedom, level),
             misfit=trend.misfit,
-            held_out=_held_out(trend, tested[0]) if tested else None,
+            held_out=tested[0] if tested else None,
         )
     return findings
 
@@ -269,30 +268,21 @@ def _pairs_needed(trend: Trend, place: float, margin: float) -> int | None:
     return pairs + 1 + bisect_left(range(pairs + 1, 10**6), True, key=is_enough)
 
 
-def _held_out(trend: Trend, rung: Rung) -> HeldOut:
-    measured = float(rung.differences.mean())
-    return HeldOut(rung.name, trend.at(rung.compute, pairs=len(rung.differences)), measured)
-
-
 def _around(value: float, half: float) -> Estimate:
     return Estimate(value, value - half, value + half)
 
 
 def _on_rung(rung: Rung, trend: Trend, curve: "Curve") -> OnRung:
     pairs, mean = len(rung.differences), float(rung.differences.mean())
+    log_times = np.log(np.asarray(rung.baseline_seconds, float)) - np.log(np.asarray(rung.arm_seconds, float))
     return OnRung(
         rung.name,
         rung.compute,
         pairs,
         _around(mean, trend.quantile(1 - ALPHA / 2) * trend.deviation / math.sqrt(pairs)),
         curve.multiplier(rung.compute, mean, trend, 1 / pairs),
-        curve.multiplier(rung.compute, mean, trend, 1 / pairs, _log_times(rung)) if len(rung.arm_seconds) else None,
-        detectable(trend.deviation, 1 / pairs, trend.freedom),
+        curve.multiplier(rung.compute, mean, trend, 1 / pairs, log_times) if len(log_times) else None,
     )
-
-
-def _log_times(rung: Rung) -> np.ndarray:
-    return np.log(np.asarray(rung.baseline_seconds, float)) - np.log(np.asarray(rung.arm_seconds, float))
 
 
 class Curve:

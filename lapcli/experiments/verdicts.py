@@ -1,12 +1,14 @@
 """A ladder's results in `runs/.ladders/NAME`: findings as JSON, a verbal table, and two figures."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import ceil, floor
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from lapcli.analysis.analyze import analyze, write_analysis
 from lapcli.analysis.analyzed_models import Selection, find_models, results_folder
@@ -18,7 +20,7 @@ from lapcli.experiments.referee import ALPHA, Estimate, Finding, Rung, judge
 from lapcli.result_rows import results
 from lapcli.runs import read_run
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import write_bytes, write_json, write_text
+from lapcli.runtime.files import write_json, write_text
 from lapcli.runtime.tables import fitted, to_csv
 
 LADDERS = ".ladders"
@@ -59,25 +61,19 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
     planned = ladder.planned()
     states = {each.cell.name: progress(each.cell, ladder.runs_dir) for each in planned}
     unit = f"error of {file.outcome}" if planned[0].cell.loaded.metrics[file.outcome][1] == "higher" else file.outcome
-    diverged = [name for name, each in states.items() if each.diverged]
-    at_edge = {
-        arm
-        for arm, keys in ladder.optima.items()
-        if not all(list(optima.values())[-1].is_bracketed for optima in keys.values())
-    }
-    edges = [
-        f"{arm}: its best {key} on {rung}, {optimum.value:g}, is at the edge of those tried; add values beyond it"
-        for arm, keys in ladder.optima.items()
-        for key, optima in keys.items()
-        for rung, optimum in optima.items()
-        if not optimum.is_bracketed
-    ]
+    verdicts = {arm: in_words(finding) for arm, finding in findings.items()}
     notes = [
         f"p-values are adjusted by Holm for {len(findings)} comparisons with the baseline; intervals are not.",
-        *(f"{name} diverged; its pair is left out" for name in diverged),
+        *(f"{name} diverged; its pair is left out" for name, each in states.items() if each.diverged),
         *(f"{arm} is not judged: it has no pair" for arm in ladder.arms[1:] if arm not in findings),
-        *edges,
     ]
+    for arm, key, optima in ladder.tuned():
+        for rung, optimum in optima.items():
+            if not optimum.is_bracketed:
+                best = f"{optimum.value:g}, is at the edge of those tried"
+                notes.append(f"{arm}: its best {key} on {rung}, {best}; add values beyond it")
+        if arm in verdicts and not list(optima.values())[-1].is_bracketed:
+            verdicts[arm] += f"; its {key} is at the edge of those tried"
     if not transfers:
         worst = max(moves, key=lambda name: moves[name])
         notes.append(
@@ -92,25 +88,29 @@ def answer(ladder: Ladder, target: str | None = None) -> dict[str, Any]:
         "baseline": ladder.baseline,
         "target": place,
         "rates_transfer": transfers,
-        "verdicts": {
-            arm: in_words(finding) + ("; its rate is at the edge of those tried" if arm in at_edge else "")
-            for arm, finding in findings.items()
-        },
+        "verdicts": verdicts,
         "findings": {arm: asdict(finding) for arm, finding in findings.items()},
         "at_the_shared_rate": {arm: asdict(finding) for arm, finding in at_shared.items()},
-        "optima": {
-            arm: {key: {rung: optimum._asdict() for rung, optimum in optima.items()} for key, optima in keys.items()}
-            for arm, keys in ladder.optima.items()
-        },
+        "optima": [
+            {"arm": arm, "key": key, "rung": rung, **optimum._asdict()}
+            for arm, key, optima in ladder.tuned()
+            for rung, optimum in optima.items()
+        ],
         "moves": moves,
-        "pairs": {arm: [_numbers(rung) for rung in rungs] for arm, rungs in own.items()},
+        "pairs": {arm: [asdict(rung) for rung in rungs] for arm, rungs in own.items()},
         "cells": [
-            {"cell": e.cell.name, "phase": e.phase, "rung": e.rung, "arm": e.arm, "state": _state(states[e.cell.name])}
-            for e in planned
+            {
+                "cell": each.cell.name,
+                "phase": each.phase,
+                "rung": each.rung,
+                "arm": each.arm,
+                "state": "diverged" if states[each.cell.name].diverged else states[each.cell.name].status,
+            }
+            for each in planned
         ],
         "notes": notes,
+        "plain_models": plain_models(ladder),
     }
-    told["plain_models"] = plain_models(ladder)
     told["text"] = text_of(told, findings, at_shared)
     folder = ladder.runs_dir / LADDERS / ladder.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def plain_models(ladder: Ladder) -> dict[str, dict[str, list[float | None]]]:
     found: dict[str, dict[str, list[float | None]]] = {}
     tasks = list(dict.fromkeys(task for task, _, _ in MECHANISM))
     for rung in ladder.rungs:
-        path = ladder.runs_dir / ladder.own(rung, ladder.baseline, 0).name
+        path = ladder.runs_dir / ladder.tuned_cell(rung, ladder.baseline, 0).name
         run = read_run(path)
         if run.status != "finished":  # it diverged
             continue
@@ -139,25 +139,6 @@ def plain_models(ladder: Ladder) -> dict[str, dict[str, list[float | None]]]:
         of = {(task, name): frame[(frame.task == task) & (frame.metric == name)] for task, name, _ in MECHANISM}
         found[rung] = {heading: of[task, name].sort_values("layer").value.tolist() for task, name, heading in MECHANISM}
     return found
-
-
-def _mechanism_rows(plain: Mapping[str, Mapping[str, Sequence[float | None]]]) -> list[Sequence[str]]:
-    """Format the means over layers, and the similarity of tokens layer by layer."""
-    *headings, by_layer = (heading for _, _, heading in MECHANISM)
-    rows: list[Sequence[str]] = [("plain model", *headings, by_layer)]
-    for rung, measured in plain.items():
-        means = ["-" if None in measured[h] else f"{fmean(measured[h]):.3f}" for h in headings]  # type: ignore[arg-type]
-        layers = " ".join("-" if value is None else f"{value:.2f}" for value in measured[by_layer])
-        rows.append((rung, *means, layers))
-    return rows
-
-
-def _state(training: Any) -> str:
-    return "diverged" if training.diverged else str(training.status)
-
-
-def _numbers(rung: Rung) -> dict[str, Any]:
-    return {key: value if isinstance(value, str | float | int) else list(value) for key, value in vars(rung).items()}
 
 
 def in_words(finding: Finding) -> str:
@@ -193,9 +174,15 @@ def text_of(told: Mapping[str, Any], findings: Mapping[str, Finding], shared: Ma
         held = finding.held_out
         where = "-" if held is None else f"{held.measured:+.4f}, predicted {_interval(held.predicted)}"
         verdicts.append((arm, told["verdicts"][arm], trend, where))
+    *headings, by_layer = (heading for _, _, heading in MECHANISM)
+    plain: list[Sequence[str]] = [("plain model", *headings, by_layer)]
+    for name, measured in told["plain_models"].items():  # means over layers, and the similarity of tokens by layer
+        means = ["-" if None in measured[h] else f"{fmean(measured[h]):.3f}" for h in headings]
+        layers = " ".join("-" if value is None else f"{value:.2f}" for value in measured[by_layer])
+        plain.append((name, *means, layers))
     title = f"{told['ladder']}: {told['outcome']} of each arm minus that of {told['baseline']}, with 95% intervals"
-    tables = [fitted(rows), fitted(verdicts), fitted(_mechanism_rows(told["plain_models"]))]
-    return "\n".join([title, *(line for each in tables for line in ("", *each)), "", *told["notes"]])
+    tables = [line for each in (rows, verdicts, plain) for line in ("", *fitted(each))]
+    return "\n".join([title, *tables, "", *told["notes"]])
 
 
 def draw(
@@ -206,63 +193,48 @@ def draw(
     held_out: str | None,
     margin: float,
 ) -> None:
-    """Draw the difference over compute, one panel an arm, and all arms' outcomes over compute; with their CSV."""
+    """Draw the difference over compute, one panel an arm, with its CSV; and all arms' outcomes over compute."""
     import matplotlib as mpl
 
     label = unit.replace("validation_", "").replace("_", " ")
+    logs = [math.log10(rung.compute) for rungs in own.values() for rung in rungs]
+    # Whole decades, so that minor tick labels are not needed.
+    scale = {"xscale": "log", "xlabel": "FLOPs of a run", "xlim": (10 ** floor(min(logs)), 10 ** ceil(max(logs)))}
     with mpl.rc_context(STYLE):
-        columns = min(3, len(findings)) or 1
-        figure, axes = panels(columns, -(-len(findings) // columns) or 1, 3.2, 2.6)
-        lowest = []
+        columns = min(3, len(findings))
+        differences, axes = panels(columns, -(-len(findings) // columns), 3.2, 2.6)
         for place, (panel, (arm, finding)) in enumerate(zip(axes.flat, findings.items(), strict=False)):
             panel.axhspan(-margin, margin, color="#eeeeee", zorder=0)
             panel.axhline(0, color="#888888", linewidth=0.8)
+            colour = COLOURS[place % len(COLOURS)]
             for rung in finding.rungs:
-                d, is_held = rung.difference, rung.name == held_out
+                d = rung.difference
                 bars = [[max(0.0, d.value - d.low)], [max(0.0, d.high - d.value)]]
-                face = "white" if is_held else COLOURS[place % len(COLOURS)]
-                style = {"color": COLOURS[place % len(COLOURS)], "marker": "o", "capsize": 3, "mfc": face}
-                panel.errorbar([rung.compute], [d.value], yerr=bars if math.isfinite(bars[0][0]) else None, **style)
+                style = {"color": colour, "marker": "o", "mfc": "white" if rung.name == held_out else colour}
+                yerr = bars if math.isfinite(d.low) else None
+                panel.errorbar([rung.compute], [d.value], yerr=yerr, capsize=3, **style)
                 panel.annotate(rung.name, (rung.compute, d.value), xytext=(5, 4), textcoords="offset points")
-                lowest += [x for x in (d.value, d.low, d.high) if math.isfinite(x)]
-            _over_compute(panel, [rung.compute for rungs in own.values() for rung in rungs])
-            panel.set_title(f"{arm}: {finding.verdict}")
+            panel.set(title=f"{arm}: {finding.verdict}", **scale)
+            panel.xaxis.set_minor_formatter("")
         for panel in axes.flat[len(findings) :]:
             panel.remove()
         for panel in axes[:, 0]:
             panel.set_ylabel(f"difference in {label}\n(below 0: better)")
-        _save(figure, folder / "differences")
-        figure, ((panel,),) = panels(1, 1, 5.2, 3.4)
-        lines = {"baseline": [(r.compute, r.baseline) for r in next(iter(own.values()), [])]}
-        lines |= {arm: [(r.compute, r.arm) for r in rungs] for arm, rungs in own.items() if arm != AA}
+        outcomes, ((panel,),) = panels(1, 1, 5.2, 3.4)
+        lines = {"baseline": [(r.compute, np.mean(r.baseline)) for r in next(iter(own.values()))]}
+        lines |= {arm: [(r.compute, np.mean(r.arm)) for r in rungs] for arm, rungs in own.items() if arm != AA}
         for place, (arm, points) in enumerate(lines.items()):
-            style = {
-                "color": COLOURS[(place - 1) % len(COLOURS)] if place else "#000000",
-                "marker": MARKERS[place % 10],
-            }
-            panel.plot([c for c, _ in points], [sum(y) / len(y) for _, y in points], label=arm, **style)
-        _over_compute(panel, [rung.compute for rungs in own.values() for rung in rungs])
-        panel.set_ylabel(label)
+            colour = COLOURS[(place - 1) % len(COLOURS)] if place else "#000000"
+            panel.plot(*zip(*points, strict=True), label=arm, color=colour, marker=MARKERS[place % len(MARKERS)])
+        panel.set(ylabel=label, **scale)
+        panel.xaxis.set_minor_formatter("")
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-        _save(figure, folder / "outcomes")
-    rows: list[list[Any]] = []
-    for arm, finding in findings.items():
-        for r in finding.rungs:
-            rows.append([arm, r.name, r.compute, r.pairs, r.difference.value, r.difference.low, r.difference.high])
+        for name, figure in (("differences", differences), ("outcomes", outcomes)):
+            for form in ("png", "svg"):
+                figure.savefig(folder / f"{name}.{form}", dpi=160, bbox_inches="tight", metadata=UNDATED.get(form))
+    rows = [
+        [arm, r.name, r.compute, r.pairs, r.difference.value, r.difference.low, r.difference.high]
+        for arm, finding in findings.items()
+        for r in finding.rungs
+    ]
     write_text(folder / "differences.csv", to_csv(["arm", "rung", "flops", "pairs", "difference", "low", "high"], rows))
-    means = [[arm, compute, sum(y) / len(y), len(y)] for arm, points in lines.items() for compute, y in points]
-    write_text(folder / "outcomes.csv", to_csv(["arm", "flops", unit, "runs"], means))
-
-
-def _over_compute(panel: Any, computes: Sequence[float]) -> None:
-    """Extend a panel to whole decades of FLOPs, so that minor tick labels are not needed."""
-    logs = [math.log10(compute) for compute in computes]
-    panel.set(xscale="log", xlabel="FLOPs of a run", xlim=(10 ** math.floor(min(logs)), 10 ** math.ceil(max(logs))))
-    panel.xaxis.set_minor_formatter("")
-
-
-def _save(figure: Any, path: Path) -> None:
-    for form in ("png", "svg"):
-        content = io.BytesIO()
-        figure.savefig(content, format=form, dpi=160, bbox_inches="tight", metadata=UNDATED.get(form))
-        write_bytes(path.with_suffix(f".{form}"), content.getvalue())

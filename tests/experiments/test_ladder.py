@@ -110,7 +110,7 @@ def test_a_ladder_from_tuning_to_its_files(tmp_path, capsys):
     traces = [float(torch.trace(out @ value)) / 32 for out, value in attention]
     assert told["plain_models"]["c"]["eigenvalue of OV"] == pytest.approx(traces, abs=1e-5)
     assert all(0 < mass < 1 for mass in told["plain_models"]["a"]["to the first token"])
-    for name in ("differences.png", "differences.svg", "differences.csv", "outcomes.png", "outcomes.csv"):
+    for name in ("differences.png", "differences.svg", "differences.csv", "outcomes.png"):
         assert (runs / ".ladders" / "small" / name).stat().st_size > 50
     # The same command reads the answer again, and trains nothing.
     code, out, _ = run_main(capsys, "ladder", str(path), "--runs-dir", str(runs), "--json")
@@ -221,7 +221,7 @@ def test_what_a_ladder_costs_is_said_before_and_a_budget_leaves_rungs_out(tmp_pa
     assert hours == pytest.approx(18.8, rel=0.2)  # as estimated by hand from parameters and tokens
     # 503 million tokens, 12 for each of the 42 million parameters.
     assert rungs["d8"]["flops"] == pytest.approx(1.5e17, rel=0.05)
-    (said,) = ladder.keep_within(8.0, GPUS["l40"])
+    said = ladder.keep_within(8.0, GPUS["l40"])
     assert ladder.rungs == ["d4", "d6"]
     assert "d8, d10, d12 left out" in said
     with pytest.raises(UsageError):
