@@ -55,23 +55,25 @@ def ladder(
     as_json: options.Json = False,
 ) -> None:
     """Compare arms with a baseline over several sizes: does a change help, and does it still help at a larger scale?"""
+    from lapcli.recipe import find_recipe
+
+    path = find_recipe(file) if file else None  # a misspelt name is refused before torch is loaded
     from lapcli.experiments import runner
     from lapcli.experiments.cells import refuse_others
     from lapcli.experiments.ladder import Ladder, LadderChooser
     from lapcli.experiments.verdicts import answer, target_compute
-    from lapcli.recipe import find_recipe
     from lapcli.runtime.progress import LogConsole
 
     if validate:
-        if file or arms or target or budget or jobs or set_ or data or runs_dir or gpu or dry_run or nproc != "auto":
+        if path or arms or target or budget or jobs or set_ or data or runs_dir or gpu or dry_run or nproc != "auto":
             raise UsageError("--validate only simulates ladders; leave out the file and the other options")
         _validate(as_json)
         return
-    if file is None:
+    if path is None:
         raise UsageError("name a ladder file, such as ladders/gpt_cpu, or give --validate")
     where = runs_dir or default_runs_dir()
     chosen = [name.strip() for name in arms.split(",")] if arms else []
-    climbed = Ladder(find_recipe(file), where, options.overrides(set_, data), chosen)
+    climbed = Ladder(path, where, options.overrides(set_, data), chosen)
     target_compute(climbed, target)
     device = named_gpu(gpu) if gpu else None
     console = LogConsole()

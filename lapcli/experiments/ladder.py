@@ -435,7 +435,7 @@ class LadderChooser(Chooser):
     def __init__(self, ladder: Ladder) -> None:
         super().__init__([], ladder.runs_dir)
         self.ladder, self._has_changed = ladder, True
-        self._rungs: dict[str, str] = {}  # by the name of a cell
+        self._costs: dict[str, float] = {}  # FLOPs by the name of a cell
         self._later: list[float] = []
 
     def next(self) -> list[Cell]:
@@ -443,13 +443,13 @@ class LadderChooser(Chooser):
             return []
         self._has_changed = False
         planned = self.ladder.planned()
-        self._rungs = {each.cell.name: each.rung for each in planned}
+        self._costs = {each.cell.name: self.ladder.compute(each.rung) for each in planned}
         unknown = self.ladder.planned(with_unknown=True)[len(planned) :]
         self._later = [self.ladder.compute(each.rung) for each in unknown]
         return [each.cell for each in planned]
 
     def cost(self, cell: Cell) -> float:
-        return self.ladder.compute(self._rungs[cell.name])
+        return self._costs[cell.name]
 
     def later(self) -> list[float]:
         return self._later

@@ -78,13 +78,10 @@ class Finding:
     rungs: list[OnRung]
     at: str  # where the verdict holds: a rung or the target
     difference: Estimate  # there; its interval is a prediction by the trend
-    multiplier: Estimate | None
     trend: Estimate | None  # change of the difference for ten times the compute; None on a single rung
-    p: float
     adjusted_p: float  # by Holm, over all arms
     margin: float
     pairs_needed: int | None  # on each rung, for a decision at the present estimate
-    misfit: float | None  # p-value of "the trend is a line"; None: too few rungs to tell
     held_out: "HeldOut | None" = None
 
 
@@ -184,7 +181,6 @@ def judge(
     for name, trend in trends.items():
         place = places[name]
         verdict = _verdict(trend, place, margin, adjusted[name], rates_transfer)
-        estimate = trend.at(place)
         curve = Curve(trend.rungs if multipliers else [])
         tested = [
             HeldOut(rung.name, trend.at(rung.compute, pairs=len(rung.differences)), float(rung.differences.mean()))
@@ -195,14 +191,11 @@ def judge(
             verdict=verdict,
             rungs=[_on_rung(rung, trend, curve) for rung in arms[name]],
             at="the target" if target else trend.rungs[-1].name,
-            difference=estimate,
-            multiplier=curve.multiplier(place, estimate.value, trend, trend.leverage(place)),
+            difference=trend.at(place),
             trend=trend.slope,
-            p=p[name],
             adjusted_p=adjusted[name],
             margin=margin,
             pairs_needed=_pairs_needed(trend, place, margin) if verdict == "not enough pairs" else None,
-            misfit=trend.misfit,
             held_out=tested[0] if tested else None,
         )
     return findings

@@ -56,11 +56,11 @@ def draw_arms(
     return arms
 
 
-def _nothing(compute: float) -> float:
+def nothing(compute: float) -> float:
     return 0.0
 
 
-def _trend(at_d10: float, per_decade: float) -> Truth:
+def trend(at_d10: float, per_decade: float) -> Truth:
     return lambda compute: at_d10 + per_decade * math.log10(compute / COMPUTES["d10"])
 
 
@@ -72,82 +72,59 @@ def true_multiplier(compute: float, difference: float) -> float:
 
 def validate(ladders: int = LADDERS, seed: int = 0) -> list[Check]:
     """Simulate ladders of each kind and compare the verdicts and intervals with the truth."""
-    return [
-        *_false_claims(ladders, seed),
-        _power(ladders, seed + 1),
-        *_coverage(ladders, seed + 2),
-        *_against_ranking(ladders, seed + 3),
-    ]
+    draws = [np.random.default_rng(seed + number) for number in range(4)]
+    fitted = {name: count for name, count in PAIRS.items() if name != "d12"}
 
-
-def _false_claims(ladders: int, seed: int) -> list[Check]:
-    draws = np.random.default_rng(seed)
+    # Three arms without an effect, and one whose effect is the margin, which is not "no effect".
     claims = equivalences = 0
     for _ in range(ladders):
-        null = judge(draw_arms(draws, dict.fromkeys(DEVIATIONS, _nothing)), MARGIN, held_out="d12", multipliers=False)
+        null = judge(draw_arms(draws[0], dict.fromkeys(DEVIATIONS, nothing)), MARGIN, held_out="d12", multipliers=False)
         claims += any(null[name].verdict in ("helps", "hurts") for name in null if name != "A/A")
-        edge = judge(draw_arms(draws, {"laplacian": lambda compute: MARGIN}), MARGIN, multipliers=False)
+        edge = judge(draw_arms(draws[0], {"laplacian": lambda compute: MARGIN}), MARGIN, multipliers=False)
         equivalences += edge["laplacian"].verdict == "no effect"
-    return [
-        Check("ladders of three arms without effects that claim one", claims / ladders, 0, 0.05),
-        Check("effects as large as the margin judged as no effect", equivalences / ladders, 0, 0.07),
-    ]
 
-
-def _power(ladders: int, seed: int) -> Check:
-    """An arm with the effect that the plan expects to detect in 80%, beside two arms without an effect."""
-    draws = np.random.default_rng(seed)
-    fitted = {name: count for name, count in PAIRS.items() if name != "d12"}
+    # An arm with the effect that the plan expects to detect in 80%, beside two arms without an effect.
     effect = planned_power(DEVIATIONS["laplacian"], fitted, COMPUTES, arms=len(DEVIATIONS))
-    truths: dict[str, Truth] = {**dict.fromkeys(DEVIATIONS, _nothing), "laplacian": lambda compute: -effect}
-    found = 0
+    truths: dict[str, Truth] = {**dict.fromkeys(DEVIATIONS, nothing), "laplacian": lambda compute: -effect}
+    detected = 0
     for _ in range(ladders):
-        findings = judge(draw_arms(draws, truths), MARGIN, held_out="d12", multipliers=False)
-        found += findings["laplacian"].verdict == "helps"
-    return Check("effects detected where the plan predicts 80%", found / ladders, 0.75, 0.85)
+        findings = judge(draw_arms(draws[1], truths), MARGIN, held_out="d12", multipliers=False)
+        detected += findings["laplacian"].verdict == "helps"
 
-
-def _coverage(ladders: int, seed: int) -> list[Check]:
-    draws = np.random.default_rng(seed)
+    # Do the intervals contain the truth?
     hits: dict[str, list[bool]] = {"difference": [], "multiplier": [], "held-out": []}
     for _ in range(ladders):
-        truth = _trend(draws.normal(0, 0.006), draws.normal(0, 0.003))
-        finding = judge(draw_arms(draws, {"laplacian": truth}), MARGIN, held_out="d12")["laplacian"]
+        truth = trend(draws[2].normal(0, 0.006), draws[2].normal(0, 0.003))
+        finding = judge(draw_arms(draws[2], {"laplacian": truth}), MARGIN, held_out="d12")["laplacian"]
         for rung in finding.rungs:
             hits["difference"].append(truth(rung.compute) in rung.difference)
             if rung.multiplier is not None:
                 hits["multiplier"].append(true_multiplier(rung.compute, truth(rung.compute)) in rung.multiplier)
-        assert finding.held_out is not None
-        hits["held-out"].append(finding.held_out.is_inside)
-    share = {name: sum(each) / len(each) for name, each in hits.items()}
-    return [
-        Check("95% intervals of a difference that contain the truth", share["difference"], 0.93, 0.97),
-        Check("95% intervals of a multiplier that contain the truth", share["multiplier"], 0.93, 0.97),
-        Check("prediction intervals that contain the held-out rung", share["held-out"], 0.90, 0.98),
-    ]
+        hits["held-out"].append(finding.held_out is not None and finding.held_out.is_inside)
+    inside = {name: sum(each) / len(each) for name, each in hits.items()}
 
-
-def _against_ranking(ladders: int, seed: int) -> list[Check]:
-    """Decisions at the largest rung, beside a ranking by one mean there, for which all of the compute is spent.
-
-    A ranking always decides. The ladder decides less often, so its decisions should be right more often; and its
-    estimate should have the right sign as often, decided or not.
-    """
-    draws = np.random.default_rng(seed)
-    fitted = {name: count for name, count in PAIRS.items() if name != "d12"}
+    # Decisions at the largest rung, beside a ranking by one mean there, for which all of the compute is spent. A
+    # ranking always decides. The ladder decides less often, so its decisions should be right more often; and its
+    # estimate should have the right sign as often, decided or not.
     alone = {"d10": round(sum(count * COMPUTES[name] for name, count in fitted.items()) / COMPUTES["d10"])}
     decided = right = signs = ranked = 0
     for _ in range(ladders):
-        truth = _trend(draws.normal(0, 0.004), draws.normal(0, 0.002))
-        effect = truth(COMPUTES["d10"])
-        findings = judge(draw_arms(draws, {"laplacian": truth}, fitted), MARGIN, multipliers=False)
-        verdict, estimate = findings["laplacian"].verdict, findings["laplacian"].difference.value
-        (rung,) = draw_arms(draws, {"laplacian": truth}, alone)["laplacian"]
-        decided += verdict in ("helps", "hurts")
-        right += verdict == ("helps" if effect < 0 else "hurts")
-        signs += estimate * effect > 0
-        ranked += float(rung.differences.mean()) * effect > 0
+        truth = trend(draws[3].normal(0, 0.004), draws[3].normal(0, 0.002))
+        true = truth(COMPUTES["d10"])
+        finding = judge(draw_arms(draws[3], {"laplacian": truth}, fitted), MARGIN, multipliers=False)["laplacian"]
+        (single,) = draw_arms(draws[3], {"laplacian": truth}, alone)["laplacian"]
+        decided += finding.verdict in ("helps", "hurts")
+        right += finding.verdict == ("helps" if true < 0 else "hurts")
+        signs += finding.difference.value * true > 0
+        ranked += float(single.differences.mean()) * true > 0
+
     return [
+        Check("ladders of three arms without effects that claim one", claims / ladders, 0, 0.05),
+        Check("effects as large as the margin judged as no effect", equivalences / ladders, 0, 0.07),
+        Check("effects detected where the plan predicts 80%", detected / ladders, 0.75, 0.85),
+        Check("95% intervals of a difference that contain the truth", inside["difference"], 0.93, 0.97),
+        Check("95% intervals of a multiplier that contain the truth", inside["multiplier"], 0.93, 0.97),
+        Check("prediction intervals that contain the held-out rung", inside["held-out"], 0.90, 0.98),
         Check("right decisions of the ladder, more than of a ranking", right / decided - ranked / ladders, 0, 1),
         Check("right signs of the ladder, more than of a ranking", (signs - ranked) / ladders, -0.02, 1),
     ]

@@ -24,10 +24,10 @@ def test_on_one_rung_it_is_the_paired_t_test():
     arm = rungs([[0.03, 0.05, 0.04]], COMPUTES[:1])
     finding = judge({"a": arm}, 0.001)["a"]
     oracle = stats.ttest_rel(arm[0].arm, arm[0].baseline)
-    assert finding.p == pytest.approx(oracle.pvalue)
+    assert finding.adjusted_p == pytest.approx(oracle.pvalue)
     interval = oracle.confidence_interval(0.95)
     assert (finding.difference.low, finding.difference.high) == pytest.approx((interval.low, interval.high))
-    assert (finding.verdict, finding.trend, finding.multiplier) == ("hurts", None, None)
+    assert (finding.verdict, finding.trend, finding.rungs[0].multiplier) == ("hurts", None, None)
 
 
 def test_the_trend_is_the_line_through_all_pairs():
@@ -78,7 +78,7 @@ def test_the_multiplier_of_an_arm_that_is_the_baseline_with_twice_the_compute():
 def test_an_equal_arm_is_exactly_equal():
     finding = judge({"a": rungs([[0.0] * 3, [0.0] * 4, [0.0] * 2])}, 0.001)["a"]
     assert finding.verdict == "no effect"
-    assert (finding.difference.value, finding.p) == (0.0, 1.0)
+    assert (finding.difference.value, finding.adjusted_p) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
