@@ -468,11 +468,11 @@ def fit_optimum(tried: dict[float, float | None]) -> Optimum:
     outcomes = [outcome for value in values if (outcome := tried[value]) is not None]
     best = int(np.argmin(outcomes))
     if 0 < best < len(values) - 1:
-        near = slice(max(0, best - 2), best + 3)
+        # Not least squares over more values: on a curve with two dips that parabola has its minimum at a bad value.
+        near = slice(best - 1, best + 2)
         square, linear, _ = np.polyfit(np.log2(values[near]), outcomes[near], 2)
         if square > 0:
-            place = np.clip(-linear / (2 * square), math.log2(values[best - 1]), math.log2(values[best + 1]))
-            rounded = 2 ** (round(float(place) * _PARTS_OF_AN_OCTAVE) / _PARTS_OF_AN_OCTAVE)
+            rounded = 2 ** (round(float(-linear / (2 * square)) * _PARTS_OF_AN_OCTAVE) / _PARTS_OF_AN_OCTAVE)
             return Optimum(float(f"{rounded:.3g}"), tried, True)
     # Values that diverged bound the optimum too.
     return Optimum(values[best], tried, min(tried) < values[best] < max(tried))

@@ -210,6 +210,9 @@ def test_the_optimum_of_a_parabola_and_beyond_the_values():
     values = [0.01, 0.02, 0.04, 0.08, 0.16]
     found = fit_optimum({value: (np.log2(value / 0.05)) ** 2 for value in values})
     assert (found.value, found.is_bracketed) == (pytest.approx(0.05, rel=0.1), True)
+    # Two dips: near the best value, not between the dips (parabola through three points, by hand: 2^-0.17 of 0.08).
+    dips = fit_optimum({0.02: 2.362, 0.04: 2.397, 0.08: 2.351, 0.16: 2.445})
+    assert dips.value == pytest.approx(0.08 * 2**-0.17, rel=0.1)
     assert fit_optimum({0.01: 3.0, 0.02: 2.0, 0.04: 1.0})[::2] == (0.04, False)
     assert fit_optimum({0.01: 3.0, 0.02: 2.0, 0.04: None})[::2] == (0.02, True)
 
