@@ -25,7 +25,7 @@ def search(
             "--over",
             metavar="KEY=DOMAIN",
             help="A,B (choices), {from: 1e-3, to: 1e-1, log: true}, or a head plan: {per_layer: [0, 4]}, "
-            "{linear: [0, 4]}, {constant: [0, 4]}; repeatable.",
+            "{linear: [0, 4]}; repeatable.",
         ),
     ],
     trials: Annotated[int, typer.Option("--trials", min=1, max=100_000, help="Maximum number of trials per arm.")] = 20,

@@ -11,7 +11,6 @@ A space is given as `--over KEY=DOMAIN`:
     optimizer.lr: {from: 1e-3, to: 1e-1, log: true}      a range; integers if both ends are integers
     model.laplacian_heads: {per_layer: [0, 4]}           a number for each layer
     model.laplacian_heads: {linear: [0, 4]}              linear(a, b), with a and b in this range
-    model.laplacian_heads: {constant: [0, 4]}            the same number in every layer
 
 A trial that the journal calls running is resumed by the next start, or by another process that shares the search. The
 best of many trials at one seed is partly luck. Therefore the control has the same number of Laplacian heads in every
@@ -56,7 +55,7 @@ from lapcli.runtime.files import write_text
 
 ARMS = {"search": "t", "control": "c"}
 CONFIRMED = {"search": "winner", "control": "control"}
-PLANS = {"per_layer": (), "linear": ("first", "last"), "constant": ("each",)}  # parameters of each
+PLANS = ("per_layer", "linear")
 Params = Mapping[str, Any]  # Optuna's parameter name to value, for one trial
 _STARTUP = 5  # random proposals before TPE fits its model
 _TRIES = 50  # duplicate or invalid proposals in a row, after which the space counts as exhausted
@@ -69,17 +68,13 @@ class Domain:
     key: str
     parameters: dict[str, Any]  # Optuna's distribution of each; choices are JSON texts, since it takes no lists
     plan: str | None = None  # one of PLANS
-    layers: int = 0
 
     def value(self, params: Params) -> Any:
         """Return the recipe value for these parameters."""
-        own = {name.removeprefix(f"{self.key}."): params[name] for name in self.parameters}
-        own = {name: json.loads(value) if isinstance(value, str) else value for name, value in own.items()}
+        own = [params[name] for name in self.parameters]
         if self.plan is None:
-            return own[self.key]
-        if self.plan == "per_layer":
-            return [own[f"layer{layer}"] for layer in range(self.layers)]
-        return f"linear({own['first']}, {own['last']})" if self.plan == "linear" else own["each"]
+            return json.loads(own[0]) if isinstance(own[0], str) else own[0]
+        return own if self.plan == "per_layer" else f"linear({own[0]}, {own[1]})"
 
 
 @dataclass(frozen=True)
@@ -108,24 +103,24 @@ class Space:
 
     def control(self) -> "Space":
         """Return the control arm's space: as many heads in every layer; without a head plan, the recipe itself."""
+        from optuna.distributions import IntDistribution
+
         others = tuple(domain for domain in self.domains if domain.key not in (LAPLACIAN_HEADS, OPERATORS))
         if len(others) == len(self.domains):
             return replace(self, domains=())
         model: Any = getattr(self.base, "model")  # noqa: B009
-        return replace(self, domains=(_plan_domain("constant", 0, model.heads, model.layers), *others))
+        return replace(
+            self, domains=(Domain(LAPLACIAN_HEADS, {LAPLACIAN_HEADS: IntDistribution(0, model.heads)}), *others)
+        )
 
     def plain(self) -> dict[str, Any]:
         """Return the control's starting point: plain attention, and the recipe's values within the space."""
         values, params = recipe_to_dict(self.base), {}
         for domain in self.domains:
             ((name, each),) = domain.parameters.items()
-            own = 0 if domain.plan else value_at(values, domain.key)
-            if hasattr(each, "choices"):
-                own = canonical_json(domain.key, own)
-            is_known = (
-                own in each.choices if hasattr(each, "choices") else own is not None and each.low <= own <= each.high
-            )
-            if is_known:
+            own = 0 if domain.key == LAPLACIAN_HEADS else value_at(values, domain.key)
+            own = canonical_json(domain.key, own) if hasattr(each, "choices") else own
+            if own is not None and each._contains(each.to_internal_repr(own)):
                 params[name] = own
         return params
 
@@ -161,8 +156,16 @@ def _domain(key: str, values: Sequence[Any], base: BaseRecipe) -> Domain:
         raise UsageError("--over seed: the seed cannot be searched, since the winner is confirmed on other seeds")
     value = values[0]
     is_mapping = len(values) == 1 and isinstance(value, Mapping)
-    if is_mapping and (plans := [name for name in PLANS if name in value]):
-        return _plan(key, value, plans[0], base)
+    if is_mapping and (plan := next((name for name in PLANS if name in value), None)):
+        model: Any = getattr(base, "model", None)
+        ends = value[plan]
+        # `type`, because isinstance(True, int) holds.
+        is_pair = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
+        if key != LAPLACIAN_HEADS or not is_pair or not 0 <= ends[0] < ends[1] <= model.heads or len(value) > 1:
+            form = f"{plan}: [A, B] of {LAPLACIAN_HEADS}, with integers A < B from 0 to its heads"
+            raise UsageError(f"--over {key}: expected {form}, got {quoted(value)}")
+        names = ("first", "last") if plan == "linear" else [f"layer{layer}" for layer in range(model.layers)]
+        return Domain(key, {f"{key}.{name}": IntDistribution(*ends) for name in names}, plan)
     if is_mapping and {"from", "to"} <= set(value) <= {"from", "to", "log"}:
         low, high = value["from"], value["to"]
         kind = IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
@@ -174,28 +177,6 @@ def _domain(key: str, values: Sequence[Any], base: BaseRecipe) -> Domain:
     if len(set(texts)) < len(texts):
         raise UsageError(f"--over {key}: expected distinct choices, got {quoted(values)}")
     return Domain(key, {key: CategoricalDistribution(texts)})
-
-
-def _plan(key: str, value: Mapping[str, Any], plan: str, base: BaseRecipe) -> Domain:
-    model: Any = getattr(base, "model", None)
-    if key != LAPLACIAN_HEADS:
-        raise UsageError(f"--over {key}: {plan} is a head plan; use it with {LAPLACIAN_HEADS}")
-    ends = value[plan]
-    # `type`, because isinstance(True, int) holds.
-    is_pair = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
-    if not is_pair or not 0 <= ends[0] < ends[1] <= model.heads or set(value) - {plan}:
-        raise UsageError(
-            f"--over {key}: expected {plan}: [A, B] with integers A < B from 0 to {model.heads}, got {quoted(value)}"
-        )
-    return _plan_domain(plan, ends[0], ends[1], model.layers)
-
-
-def _plan_domain(plan: str, low: int, high: int, layers: int) -> Domain:
-    from optuna.distributions import IntDistribution
-
-    names = PLANS[plan] or [f"layer{layer}" for layer in range(layers)]
-    parameters: dict[str, Any] = {f"{LAPLACIAN_HEADS}.{name}": IntDistribution(low, high) for name in names}
-    return Domain(LAPLACIAN_HEADS, parameters, plan, layers)
 
 
 @dataclass(frozen=True)
@@ -326,33 +307,21 @@ class Search(Chooser):
         return super().state(cell) if trial.state == self.states.RUNNING else self.word(trial)
 
     def word(self, trial: Any) -> str:
-        words = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
-        return "diverged" if trial.user_attrs.get("diverged") else words[trial.state.name]
-
-    def _open(self, cell: Cell) -> Any:
-        """Return the Optuna trial to which the cell's result is reported."""
-        from optuna.trial import Trial
-
-        arm, number = self._trials[cell.name]
-        return Trial(self.studies[arm], self.studies[arm].trials[number]._trial_id)
+        return {"COMPLETE": "finished", "PRUNED": "diverged", "FAIL": "failed", "RUNNING": "unfinished"}[
+            trial.state.name
+        ]
 
     def settled(self, cell: Cell, state: str) -> str:
         arm, number = self._trials[cell.name]
-        if self.studies[arm].trials[number].state != self.states.RUNNING or state not in ("finished", "diverged"):
+        study = self.studies[arm]
+        if study.trials[number].state != self.states.RUNNING or state not in ("finished", "diverged"):
             return ""  # one that failed or was interrupted stays begun, and the next start resumes it
         value = math.nan if state == "diverged" else self.score(cell)
         if math.isfinite(value):
-            self._tell(cell, value)
+            study.tell(number, value)
             return f"{self.settings.metric} {value:.4f}"
-        trial = self._open(cell)
-        trial.report(math.nan, progress(cell, self.runs_dir).step + 1)  # which TPE ranks last
-        trial.set_user_attr("diverged", True)
-        self._tell(cell, state=self.states.PRUNED)
+        study.tell(number, state=self.states.PRUNED)  # TPE ranks it last
         return "the loss is not finite"
-
-    def _tell(self, cell: Cell, *value: float, **state: Any) -> None:
-        trial = self._open(cell)
-        trial.study.tell(trial, *value, **state)
 
     def score(self, cell: Cell) -> float:
         """Return a finished run's final validation metric."""
@@ -395,11 +364,9 @@ class Search(Chooser):
                 if trial.state == self.states.WAITING or refused == "tried before":
                     continue
                 values = {domain.key: domain.value(trial.params) for domain in self.spaces[arm].domains}
-                step = max(trial.intermediate_values, default=None)
-                last = trial.value if trial.value is not None else trial.intermediate_values.get(step)
                 name = f"{self.settings.name}-{ARMS[arm]}{trial.number:03d}"
                 told = {"trial": name, "arm": arm, "state": "invalid" if refused else self.word(trial)}
-                rows.append({**told, "values": values, "value": last, "reason": refused})
+                rows.append({**told, "values": values, "value": trial.value, "reason": refused})
         sign = -1 if self.settings.direction == "higher" else 1
         return sorted(rows, key=lambda row: (row["state"] != "finished", sign * (row["value"] or 0), row["trial"]))
 

@@ -98,7 +98,7 @@ def test_the_winner_is_confirmed_on_seeds_that_have_chosen_nothing(tmp_path):
     assert search.confirmation() == {}, "the same plan in two notations"
 
 
-SAME = {"search": {f"{HEADS}.layer0": 2, f"{HEADS}.layer1": 2}, "control": {f"{HEADS}.each": 2}}
+SAME = {"search": {f"{HEADS}.layer0": 2, f"{HEADS}.layer1": 2}, "control": {HEADS: 2}}
 
 
 @pytest.mark.parametrize(

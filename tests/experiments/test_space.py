@@ -27,7 +27,6 @@ def plan(recipe, over, **params):
     ("domain", "params", "letters"),
     [
         ({"per_layer": [0, 4]}, {"layer0": 1, "layer1": 4}, ["AAAL", "LLLL"]),
-        ({"constant": [0, 4]}, {"each": 2}, ["AALL", "AALL"]),
         ({"linear": [0, 4]}, {"first": 4, "last": 1}, ["LLLL", "AAAL"]),
     ],
 )
@@ -40,9 +39,9 @@ def test_the_control_has_one_number_of_heads_and_begins_with_the_plain_recipe(re
     over = {HEADS: [{"per_layer": [1, 4]}], "optimizer.lr": [{"from": 1e-3, "to": 1e-1, "log": True}]}
     search = search_of(recipe, tmp_path, over=over)
     ends = {name: (each.low, each.high) for name, each in search.spaces["control"].distributions.items()}
-    assert ends == {f"{HEADS}.each": (0, 4), "optimizer.lr": (1e-3, 1e-1)}
+    assert ends == {HEADS: (0, 4), "optimizer.lr": (1e-3, 1e-1)}
     # It begins with the plain model at the recipe's own rate, which is Muon's 0.02.
-    assert search.propose("control").params == {f"{HEADS}.each": 0, "optimizer.lr": 0.02}
+    assert search.propose("control").params == {HEADS: 0, "optimizer.lr": 0.02}
 
 
 def test_the_control_of_other_keys_is_the_recipe(recipe, tmp_path):
@@ -83,6 +82,6 @@ def test_the_dry_run_prints_both_arms_and_starts_nothing(recipe, tmp_path, capsy
     assert code == 0, err
     assert {arm: set(keys) for arm, keys in json.loads(out).items()} == {
         "search": {f"{HEADS}.layer0", f"{HEADS}.layer1"},
-        "control": {f"{HEADS}.each"},
+        "control": {HEADS},
     }
     assert not (tmp_path / "r").exists()
