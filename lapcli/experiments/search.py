@@ -109,9 +109,8 @@ class Space:
         if len(others) == len(self.domains):
             return replace(self, domains=())
         model: Any = getattr(self.base, "model")  # noqa: B009
-        return replace(
-            self, domains=(Domain(LAPLACIAN_HEADS, {LAPLACIAN_HEADS: IntDistribution(0, model.heads)}), *others)
-        )
+        heads = Domain(LAPLACIAN_HEADS, {LAPLACIAN_HEADS: IntDistribution(0, model.heads)})
+        return replace(self, domains=(heads, *others))
 
     def plain(self) -> dict[str, Any]:
         """Return the control's starting point: plain attention, and the recipe's values within the space."""
@@ -119,8 +118,12 @@ class Space:
         for domain in self.domains:
             ((name, each),) = domain.parameters.items()
             own = 0 if domain.key == LAPLACIAN_HEADS else value_at(values, domain.key)
-            own = canonical_json(domain.key, own) if hasattr(each, "choices") else own
-            if own is not None and each._contains(each.to_internal_repr(own)):
+            if hasattr(each, "choices"):
+                own = canonical_json(domain.key, own)
+                is_known = own in each.choices
+            else:
+                is_known = own is not None and each.low <= own <= each.high
+            if is_known:
                 params[name] = own
         return params
 
@@ -307,9 +310,9 @@ class Search(Chooser):
         return super().state(cell) if trial.state == self.states.RUNNING else self.word(trial)
 
     def word(self, trial: Any) -> str:
-        return {"COMPLETE": "finished", "PRUNED": "diverged", "FAIL": "failed", "RUNNING": "unfinished"}[
-            trial.state.name
-        ]
+        states = self.states
+        words = {states.COMPLETE: "finished", states.PRUNED: "diverged", states.FAIL: "failed"}
+        return words.get(trial.state, "unfinished")
 
     def settled(self, cell: Cell, state: str) -> str:
         arm, number = self._trials[cell.name]
