@@ -67,6 +67,10 @@ class DataSet(Section):
         return "generated rows have `split: test`" if self.held_out and self.format in GENERATED else None
 
     @property
+    def place(self) -> tuple[str, str | list[str] | None, str | None]:
+        return self.source, self.files, self.revision
+
+    @property
     def is_own(self) -> bool:
         return self.format == "conversations" and not self.source.startswith(("hub:", "https://", PREFIX))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lapcli.data.cache import digest
+from lapcli.data.files import digest
 from lapcli.data.images.image_set import (
     FolderImages,
     ImageSet,

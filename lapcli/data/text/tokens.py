@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from lapcli.data.cache import build_once, digest
-from lapcli.data.file_formats import DOCUMENT_SUFFIXES, is_text, read_documents
-from lapcli.data.source_files import source_files
+from lapcli.data.files import build_once, digest, is_text, read_documents
+from lapcli.data.sources import source_files
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
 from lapcli.data.token_store import PartWriter, TokenStore, TokenStream, file_key, has_index
 from lapcli.recipe.schema import UNKNOWN, TextSource, TokenizerSection
@@ -144,13 +143,9 @@ def document_order(count: int, seed: int, purpose: str) -> np.ndarray:
 
 
 def split_document(document: str, fraction: float) -> tuple[str, str]:
-    """Split a document into a part to train on and a last part to validate on, after a newline or else a space."""
-    if len(document) < 2:
-        raise DataError("the text is a single character, which cannot be trained and validated on; give more text")
-    target = min(max(round(len(document) * (1 - fraction)), 1), len(document) - 1)
-    # The last one before the target, but none so far off that the held-out share would be a very different one.
-    first = target - min(target, len(document) - target) // 2
-    cut = document.rfind("\n", first, target) + 1 or document.rfind(" ", first, target) + 1 or target
+    """Split a document into a part to train on and a last part to validate on, after a newline if one is near."""
+    target = max(round(len(document) * (1 - fraction)), 1)
+    cut = document.rfind("\n", target * 9 // 10, target) + 1 or target
     return document[:cut], document[cut:]
 
 
@@ -158,11 +153,9 @@ def open_corpus(source: TextSource, progress: Progress | None = None, *, downloa
     """Open the source's files; without `download`, None if they would have to be downloaded or extracted."""
     if source.train == UNKNOWN:
         raise DataError("the run was imported, and its training text is unknown; name a text with --data")
-    place = source.train, source.files, source.revision
-    paths = source_files(*place, "text", DOCUMENT_SUFFIXES, progress, download=download)
+    paths = source_files(source.train, source.files, source.revision, "text", download=download)
     if paths is None:
         return None
-    # A .md file is read if it is named, but skipped in a folder, where it mostly describes the data.
     if source.column != "text" and all(is_text(path.name) for path in paths):
         raise DataError(f"data.column: text files have no columns such as {source.column}; remove it")
     return Corpus(source, paths, progress)
@@ -254,13 +247,12 @@ def _tokenise(corpus: Corpus, part: range, tokenizer: Tokenizer, folder: Path) -
 
 def describe_source(source: TextSource) -> str:
     """Describe the text source without downloading or building anything."""
-    where = (
-        "the built-in text (this Python's documentation and docstrings)" if source.train == "builtin" else source.train
-    )
     try:
         corpus = open_corpus(source, download=False)
     except DataError as error:
-        return f"{where}\nnot usable as it is: {error}"
+        return f"{source.train}\nnot usable as it is: {error}"
     if corpus is None:
-        return f"{where}\nnot on this machine: `lap fetch RECIPE` downloads it"
-    return f"{where}\n{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB; the first run tokenises them, once"
+        return f"{source.train}\nnot on this machine: `lap fetch RECIPE` downloads it"
+    return (
+        f"{source.train}\n{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB; the first run tokenises them, once"
+    )
