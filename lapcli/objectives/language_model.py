@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lapcli.checkpoint import Checkpoint, load_weights
-from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.data.text.tokens import TextData, describe_source, prepare_text, tokenise
+from lapcli.data.text.tokens import TextData, TokenBatches, describe_source, prepare_text, tokenise
 from lapcli.generation.engine import generate
 from lapcli.heads.operator_attention import operator_parameters
 from lapcli.measures.bits_per_byte import bits_per_byte
