@@ -68,8 +68,8 @@ def sft(
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
     from lapcli.recipe.chat import ChatRecipe
-    from lapcli.recipe.data_sources import check_local_files
     from lapcli.recipe.schema import InitFrom
+    from lapcli.recipe.section import check_local_files
     from lapcli.runs import INFO, check_start, find_run
 
     loaded = options.load_with_data(recipe, set_, data, seed)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lapcli.data.files import SUFFIXES, build_once, digest
-from lapcli.recipe.data_sources import PREFIX, Modality, check_local_file, find_source
+from lapcli.recipe.section import PREFIX, Modality, check_local_file, find_source
 from lapcli.runtime.environment import cache_dir, hub_is_offline, is_main_process
 from lapcli.runtime.errors import DataError
 

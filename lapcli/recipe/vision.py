@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from lapcli.recipe.data_sources import Modality
 from lapcli.recipe.optimizers import AdamWSection
 from lapcli.recipe.schema import (
     CLASSES,
@@ -23,6 +22,7 @@ from lapcli.recipe.section import (
     Count,
     Fraction,
     HeldOut,
+    Modality,
     NonNegative,
     Positive,
     Section,

@@ -164,8 +164,8 @@ def test_a_problem_names_the_file_it_stands_in(folder: Path, valid: str) -> None
     (folder / "x.yaml").write_text("extends: base.yaml\n\ntrain:\n  batch: 4\n  epochs: no\n")
     assert lines_of("x.yaml") == [
         "2 errors in x.yaml; nothing was started.",
-        'x.yaml:5  train.epochs: expected a number, got "no"',
-        'base.yaml:14  optimizer.lr: expected a number, got "fast"',
+        'x.yaml:5  train.epochs: expected a valid number, got "no"',
+        'base.yaml:14  optimizer.lr: expected a valid number, got "fast"',
     ]
     (folder / "x.yaml").write_text("extends: base.yaml\n\ntrain:\n  batch: 4\n  epochs: 1\noptimizer: {lr: 1}\n")
     assert lines_of("x.yaml")[1:] == [
@@ -216,7 +216,7 @@ def test_overrides_follow_the_rules_of_the_file(folder: Path, valid: str) -> Non
     [
         ("train.steps", '--set  train.steps: expected key.path=value, such as train.steps=100, got "train.steps"'),
         ("train.steps=[", "--set  train.steps: is not YAML; check its quotes, brackets and indent"),
-        ("train.steps=ten", '--set  train.steps: expected a whole number, got "ten"'),
+        ("train.steps=ten", '--set  train.steps: expected a valid integer, got "ten"'),
         ("train.stpes=3", "--set  train.stpes: unknown key; did you mean `steps`?"),
         (
             "train.batch=4",

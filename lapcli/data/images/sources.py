@@ -26,7 +26,7 @@ from lapcli.data.images.image_set import (
     sampled_sizes,
 )
 from lapcli.data.sources import LabelledImageSource
-from lapcli.recipe.data_sources import find_source
+from lapcli.recipe.section import find_source
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.errors import DataError
 
