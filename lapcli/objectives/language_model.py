@@ -33,9 +33,8 @@ from lapcli.recipe.optimizers import MuonSection
 from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TokenizerSection
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy, to_device
-from lapcli.runtime.environment import runs_dir
+from lapcli.runtime.environment import check_compiler, runs_dir
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.machine import check_compiler
 from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.ranks import World
 
