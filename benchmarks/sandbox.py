@@ -13,7 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from lapcli.runtime.machine import usable_cores
+from lapcli.runtime.environment import usable_cores
 from lapcli.sandbox import Candidate, Mode, run_all, run_candidate
 from lapcli.sandbox.command import executable
 from lapcli.sandbox.run import probe

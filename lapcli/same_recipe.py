@@ -27,7 +27,7 @@ _DATA_SETS: dict[str, tuple[str, int | None, set[str]]] = {
     "FineWeb-Edu": (r"fineweb[-_ ]?edu", None, set()),
 }
 _PLACES = re.compile(
-    r"(start\.)*(data\.(train|revision|files|image_column|label_column)|tokenizer\.file|train\.(device|init_from.*))"
+    r"(start\.)*(data\.(train|revision|files|label_column)|tokenizer\.file|train\.(device|init_from.*))"
 )
 Difference = tuple[str, Any, Any]  # key, the paper's value, ours
 

@@ -23,7 +23,7 @@ TINY_IMAGES: dict[str, Any] = {
     "data": {
         "train": "builtin",
         "validation": 0.2,
-        "augmentation": {"crop": "padded", "padding": 1, "policy": "rand-m9-mstd0.5-inc1"},
+        "augmentation": {"crop": "padded", "policy": "rand-m9-mstd0.5-inc1"},
         "mixing": {"mixup": 0.8, "cutmix": 1.0, "group": 8},
     },
     "train": {"steps": 10, "batch": 16, "micro_batch": 8, "threads": 1},

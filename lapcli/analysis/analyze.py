@@ -20,7 +20,6 @@ from lapcli.measures.capture import Capture
 from lapcli.result_rows import add_rows, row
 from lapcli.runs import read_run
 from lapcli.runtime.files import write_json, write_text
-from lapcli.runtime.plugins import origin_of
 from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.tables import fitted, wrapped
 
@@ -79,10 +78,8 @@ class Analysis:
         return self.measurement.name
 
     def to_dict(self) -> dict[str, Any]:
-        origin = origin_of("analysis", self.what)
         return {
             "what": self.what,
-            **({"package": origin.package, "package_version": origin.version} if origin else {}),
             "definition": self.measurement.definition,
             "settings": self.measurement.described_settings(self.settings),
             "runs": [run.to_dict() for run in self.runs],

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lapcli.analysis.examples import DataOrigin, Examples, ImageExamples, TextExamples
-from lapcli.data.cache import digest
+from lapcli.data.files import digest
 from lapcli.data.images.loader import count_workers
 from lapcli.data.images.sources import open_images
 from lapcli.data.text.tokens import prepare_text

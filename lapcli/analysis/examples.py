@@ -17,9 +17,8 @@ from torch import Tensor
 from lapcli.data.images.augmentation import evaluation_transform, normalise
 from lapcli.data.images.image_set import ImageSet, decode
 from lapcli.data.images.loader import Example, ImageLoader, Reader
-from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.data.token_store import TokenStream
+from lapcli.data.text.tokens import TokenBatches, TokenStream
 from lapcli.measures.capture import Batch
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.errors import UsageError

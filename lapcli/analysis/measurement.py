@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from lapcli.data.cache import digest
+from lapcli.data.files import digest
 from lapcli.measures.tokens import to_float64
 from lapcli.runtime.errors import UsageError
 

@@ -101,7 +101,7 @@ def analyze(
     from lapcli.analysis.measurement import DEFAULTS, Settings
     from lapcli.analysis.measurements import MEASUREMENTS, check_fits
     from lapcli.recipe import OBJECTIVES
-    from lapcli.recipe.data_sources import check_local_file
+    from lapcli.recipe.section import check_local_file
     from lapcli.result_rows import find_paths
     from lapcli.runs import named_run, newest_run
 

@@ -54,7 +54,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run: accuracy, probes of features, language benchmarks."""
     from lapcli.evaluation.tasks import evaluated_objectives, new_request
-    from lapcli.recipe.data_sources import check_local_file
+    from lapcli.recipe.section import check_local_file
     from lapcli.runs import named_run, newest_run
 
     if data is not None:

@@ -30,7 +30,7 @@ def fetch(
     as_json: options.Json = False,
 ) -> None:
     """Download a recipe's data and tokenise its text, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
-    from lapcli.recipe.data_sources import check_local_files
+    from lapcli.recipe.section import check_local_files
 
     loaded = options.load_with_data(recipe, set_, data)
     check_local_files(loaded)

@@ -165,7 +165,7 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
 
 def load_with_data(path: Path, set_: list[str] | None, data: Path | None, seed: int | None = None) -> "AnyRecipe":
     """Load a recipe of any objective; `data` is a local file or folder that replaces its own sources."""
-    from lapcli.data.chat.formats import with_local_data
+    from lapcli.data.chat.mixture import with_local_data
     from lapcli.recipe import load_recipe
     from lapcli.recipe.chat import ChatRecipe
 

@@ -67,12 +67,14 @@ def sft(
     as_json: options.Json = False,
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
-    from lapcli.data.chat.formats import load_chat_recipe
-    from lapcli.recipe.data_sources import check_local_files
+    from lapcli.recipe.chat import ChatRecipe
     from lapcli.recipe.schema import InitFrom
+    from lapcli.recipe.section import check_local_files
     from lapcli.runs import INFO, check_start, find_run
 
-    loaded = load_chat_recipe(recipe, set_ or [], data, seed)
+    loaded = options.load_with_data(recipe, set_, data, seed)
+    if not isinstance(loaded, ChatRecipe):
+        raise UsageError(f"{recipe} has no stages; it is trained by `lap train {recipe}`")
     given = InitFrom(source=init_from) if init_from is not None else loaded.init_from
     if run is not None and given is not None:
         raise UsageError(f"the stages start from --run {run} or from {given.source}, not from both; leave one out")

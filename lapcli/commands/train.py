@@ -54,7 +54,7 @@ def train(
     CUDA with --set train.deterministic=true.
     """
     from lapcli.recipe import BaseRecipe, load_recipe
-    from lapcli.recipe.data_sources import check_local_files
+    from lapcli.recipe.section import check_local_files
     from lapcli.runs import INFO, check_name, check_start
     from lapcli.runtime.progress import say_start
 

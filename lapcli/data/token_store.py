@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lapcli.data.cache import digest
+from lapcli.data.files import digest
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.files import sha256_of_file, write_json
 

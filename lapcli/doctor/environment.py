@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from lapcli.doctor.checks import Check, Finding, fails, passes, warns
-from lapcli.runtime.environment import cache_dir, runs_dir
+from lapcli.runtime.environment import cache_dir, check_compiler, runs_dir
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.machine import check_compiler
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 

@@ -19,10 +19,9 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms import functional
 
-from lapcli.data.cache import digest
-from lapcli.data.images.image_set import HASHED_IMAGES, SUFFIXES, decode
+from lapcli.data.files import digest
+from lapcli.data.images.image_set import HASHED_IMAGES, SUFFIXES, decode, has_tables, load_tables
 from lapcli.data.images.loader import Example, Reader, seed_everything
-from lapcli.data.images.tables import has_tables, load_tables
 from lapcli.runtime.errors import DataError
 
 HUB = "hub:zhoubolei/scene_parse_150"

@@ -194,9 +194,9 @@ def _train(
 ) -> list[float]:
     """Train the classifiers; return the loss of each rate in the last step."""
     is_whole = protocol.scale is None
-    augmentation = Augmentation(crop="none" if is_whole else "random_resized", scale=protocol.scale, flip=protocol.flip)
+    augmentation = Augmentation(crop="none" if is_whole else "random_resized", flip=protocol.flip)
     source = _source(augmentation=augmentation, mean=backbone.mean, std=backbone.std)
-    reader = Reader(train, training_transform(source, backbone.image), backbone.image, protocol.seed)
+    reader = Reader(train, training_transform(source, backbone.image, protocol.scale), backbone.image, protocol.seed)
     sizes = {"batch": protocol.batch, "steps": protocol.steps, "seed": protocol.seed}
     batches = SharedBatches(reader, len(train), how, key="linear", **sizes)
     labels_N = torch.from_numpy(train.labels)

@@ -70,7 +70,7 @@ def measure_images(request: Request, loaded: LoadedModel, world: World) -> list[
 def _source(source: ImageFiles, data: Path | None) -> ImageFiles:
     if data is None:
         return source
-    own = dict.fromkeys(("validation", "revision", "image_column", "label_column"))
+    own = dict.fromkeys(("validation", "revision", "label_column"))
     return source.model_copy(update={"train": str(data), **own})
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lapcli.checkpoint import Checkpoint
-from lapcli.data.cache import digest
+from lapcli.data.files import digest
 from lapcli.evaluation.tasks import IMAGE_TASKS, Request, Score
 from lapcli.objectives.loading import open_run
 from lapcli.result_rows import add_rows, row

@@ -9,10 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lapcli.recipe.checking import check_recipe
-from lapcli.recipe.loading import apply_overrides
-from lapcli.recipe.reading import Document, RecipeError
-from lapcli.recipe.resolved import differing_keys
+from lapcli.recipe.loading import apply_overrides, check_recipe
+from lapcli.recipe.reading import Document, RecipeError, differing_keys
 from lapcli.recipe.section import Count, Fraction, NonNegative, Positive, Section, Size, Text, Whole, combination
 from lapcli.runtime.errors import UsageError
 

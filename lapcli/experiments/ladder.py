@@ -41,8 +41,7 @@ from lapcli.models.gpt import GPT
 from lapcli.objectives.language_model import gpt_config
 from lapcli.planning import TrainingPlan, plan_training
 from lapcli.recipe import Problem, RecipeError, recipe_loader
-from lapcli.recipe.checking import check_recipe
-from lapcli.recipe.loading import find_recipe, read_with_parents
+from lapcli.recipe.loading import check_recipe, find_recipe, read_with_parents
 from lapcli.recipe.reading import Unreadable, in_reading_order, quoted
 from lapcli.recipe.schema import GPTRecipe
 from lapcli.recipe.section import Count, Positive, Section, Text, Whole

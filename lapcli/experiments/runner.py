@@ -23,8 +23,8 @@ from lapcli.experiments.cells import Cell, commands_left, last_scores, lock_cell
 from lapcli.experiments.overview import Overview
 from lapcli.recipe.chat import STAGES
 from lapcli.runs import INFO
+from lapcli.runtime.environment import usable_cores
 from lapcli.runtime.errors import ExitCode, Interrupted, LapError
-from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.signals import StopRequest, end_with_parent, stop_on_signal
 from lapcli.runtime.tables import fitted

@@ -40,8 +40,7 @@ from lapcli.experiments.cells import (
 from lapcli.experiments.runner import Chooser
 from lapcli.planning import TrainingPlan, plan_training
 from lapcli.recipe import BaseRecipe, RecipeError, recipe_loader, recipe_to_dict
-from lapcli.recipe.checking import check_recipe, misspelt
-from lapcli.recipe.loading import find_recipe, read_with_parents
+from lapcli.recipe.loading import check_recipe, find_recipe, misspelt, read_with_parents
 from lapcli.recipe.reading import Problem, Unreadable, in_reading_order, quoted
 from lapcli.recipe.section import Section, Text, combination
 from lapcli.runtime.devices import Device

@@ -185,7 +185,7 @@ class Chat(GPTObjective[ChatStageRecipe]):
     @classmethod
     def fetch(cls, recipe: ChatRecipe, progress: Progress) -> list[dict[str, Any]]:
         """Download each data set of the mixtures once."""
-        return fetch_data_sets(recipe, progress)
+        return fetch_data_sets(recipe)
 
     def plan_facts(self) -> PlanFacts:
         counts = count_stage(self.recipe)

@@ -15,7 +15,7 @@ from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy
-from lapcli.runtime.machine import check_compiler
+from lapcli.runtime.environment import check_compiler
 from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lapcli.checkpoint import Checkpoint, load_weights
-from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokenizer import Tokenizer
-from lapcli.data.text.tokens import TextData, describe_source, prepare_text, tokenise
+from lapcli.data.text.tokens import TextData, TokenBatches, describe_source, prepare_text, tokenise
 from lapcli.generation.engine import generate
 from lapcli.heads.operator_attention import operator_parameters
 from lapcli.measures.bits_per_byte import bits_per_byte
@@ -34,9 +33,8 @@ from lapcli.recipe.optimizers import MuonSection
 from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TokenizerSection
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy, to_device
-from lapcli.runtime.environment import runs_dir
+from lapcli.runtime.environment import check_compiler, runs_dir
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.machine import check_compiler
 from lapcli.runtime.progress import Progress, shown_progress
 from lapcli.runtime.ranks import World
 

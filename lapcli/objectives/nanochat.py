@@ -27,7 +27,7 @@ from lapcli.checkpoint import check_tensors
 from lapcli.data.text.tokenizer import Tokenizer, tokenizer_from_ranks
 from lapcli.models.gpt import GPT, GPTConfig, from_nanochat
 from lapcli.recipe import recipe_from_dict
-from lapcli.recipe.checking import check_recipe
+from lapcli.recipe.loading import check_recipe
 from lapcli.recipe.reading import Document
 from lapcli.recipe.schema import UNKNOWN, BaseRecipe, GPTModel
 from lapcli.runs import INFO, METRICS, TOKENIZER, Run, new_run, read_run, unlock, write_summary

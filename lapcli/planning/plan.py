@@ -30,8 +30,8 @@ from lapcli.planning.step_trace import (
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe, TransformerModel
 from lapcli.runtime.devices import ComputePolicy, Device, compute_policy, prefer_attention_kernels, this_device
+from lapcli.runtime.environment import usable_cores
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.ranks import pick_device
 from lapcli.runtime.tables import wrapped
 from lapcli.training.optimizers import Optimizers, state_bytes

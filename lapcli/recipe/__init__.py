@@ -1,8 +1,9 @@
 """The recipe, which configures a run: loading, inheritance, checks, comparison. It does not import torch."""
 
 from lapcli.recipe.loading import OBJECTIVES, find_recipe, load_recipe, recipe_from_dict, recipe_loader
-from lapcli.recipe.reading import Problem, RecipeError
-from lapcli.recipe.resolved import (
+from lapcli.recipe.reading import (
+    Problem,
+    RecipeError,
     canonical_json,
     differing_keys,
     recipe_hash,

@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from lapcli.recipe.data_sources import PREFIX, Modality
 from lapcli.recipe.optimizers import ChatOptimizer
 from lapcli.recipe.schema import (
     CHAT,
@@ -24,7 +23,18 @@ from lapcli.recipe.schema import (
     TrainSection,
     ValidationSection,
 )
-from lapcli.recipe.section import Count, Files, Section, Text, Whole, combination, unfixed_files, wrong_hub_name
+from lapcli.recipe.section import (
+    PREFIX,
+    Count,
+    Files,
+    Modality,
+    Section,
+    Text,
+    Whole,
+    combination,
+    unfixed_files,
+    wrong_hub_name,
+)
 
 StageName = Literal["midtrain", "sft"]
 STAGES: tuple[StageName, ...] = ("midtrain", "sft")
@@ -65,6 +75,10 @@ class DataSet(Section):
     @combination("held_out", "format")
     def _held_out_of_files(self) -> str | None:
         return "generated rows have `split: test`" if self.held_out and self.format in GENERATED else None
+
+    @property
+    def place(self) -> tuple[str, str | list[str] | None, str | None]:
+        return self.source, self.files, self.revision
 
     @property
     def is_own(self) -> bool:

@@ -1,4 +1,7 @@
-"""Loads a recipe: reads the file and those it `extends`, applies `--set` and `--seed`, checks, and builds it."""
+"""Loads a recipe: reads the file and those it `extends`, applies `--set` and `--seed`, checks, and builds it.
+
+Pydantic validates; its errors become problems with the key's file and line, the nearest known key and what is expected.
+"""
 
 import logging
 import os
@@ -7,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
-from pydantic import create_model
+from pydantic import ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from lapcli.recipe.chat import ChatStageRecipe
-from lapcli.recipe.checking import check_recipe
-from lapcli.recipe.data_sources import unusable_sources
 from lapcli.recipe.optimizers import OPTIMIZER_SECTIONS, OptimizerSection
 from lapcli.recipe.reading import (
     Document,
@@ -22,6 +25,7 @@ from lapcli.recipe.reading import (
     RecipeError,
     Unreadable,
     dotted,
+    has_step,
     in_reading_order,
     key_shown,
     listed,
@@ -31,12 +35,13 @@ from lapcli.recipe.reading import (
     value_at,
 )
 from lapcli.recipe.schema import AnyRecipe, BaseRecipe
-from lapcli.recipe.section import Section
+from lapcli.recipe.section import Conflicts, Section, inner_section, unusable_sources
 from lapcli.runtime.environment import inside_torchrun
 from lapcli.runtime.errors import shortened
 from lapcli.runtime.plugins import Registry
 
 log = logging.getLogger(__name__)
+S = TypeVar("S", bound=Section)
 _LONGEST_PATH = 20  # keys of a `--set`; none has more than five
 
 #: The recipe type of each objective, which names the class that trains it; other packages add theirs.
@@ -251,15 +256,121 @@ def _parent(child: Path, name: Any, where: str) -> Path:
 
 def _must_be_a_file(path: Path, extends_at: str | None) -> None:
     """Refuse a missing file, with the nearest existing name, and folders, devices and pipes."""
-    where, key = (extends_at, "extends") if extends_at else (shortened(str(path)), "")
-    about = f"{quoted(str(path))} " if extends_at else ""
     try:
         if path.is_file():
             return
-        beside = {entry.name: str(entry) for entry in path.parent.glob("*.y*ml")}
+        names = [entry.name for entry in path.parent.glob("*.y*ml")]
     except (OSError, ValueError):
-        beside = {}
-    shipped = {} if extends_at or len(path.parts) > 1 else {e.stem: e.stem for e in shipped_recipes().glob("*.yaml")}
-    near = get_close_matches(path.name, beside, 1, 0.5) + get_close_matches(path.stem, shipped, 1, 0.5)
-    hint = f"did you mean {(beside | shipped)[near[0]]}?" if near else "check the name"
-    raise Unreadable(Problem(where, key, f"{about}is not a file; {hint}"))
+        names = []
+    if not extends_at and len(path.parts) == 1:
+        names += [entry.stem for entry in shipped_recipes().glob("*.yaml")]
+    near = get_close_matches(path.name, names, 1, 0.5)
+    hint = f"did you mean {path.parent / near[0]}?" if near else "check the name"
+    if extends_at:
+        raise Unreadable(Problem(extends_at, "extends", f"{quoted(str(path))} is not a file; {hint}"))
+    raise Unreadable(Problem(shortened(str(path)), "", f"is not a file; {hint}"))
+
+
+def check_recipe(schema: type[S], document: Document) -> tuple[S | None, list[Problem]]:
+    """Return the recipe, or the problems that prevent it. Conflicting keys are found once every key is valid."""
+    try:
+        return schema.model_validate(document.values), []
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+    found = dict[KeyPath, Problem]()  # one for each key: a union has an error for each of its forms
+    conflicts: list[Problem] = []
+    missing, meant = set[KeyPath](), set[KeyPath]()  # keys that are missing; keys that a misspelt one stands for
+    for detail in details:
+        conflict = detail.get("ctx", {}).get("error")
+        if isinstance(conflict, Conflicts):
+            conflicts += _conflicts(conflict, detail["loc"], document)
+            continue
+        path = _path(detail, document.values)
+        section, field = _field(schema, path)
+        if field is None and (near := misspelt(str(path[-1]), section)):
+            meant.add((*path[:-1], near))
+        if detail["type"] == "missing":
+            missing.add(path)
+        message = _message(detail, section, field, value_at(document.values, path), schema, path)
+        found.setdefault(path, Problem(document.place(path), dotted(path), message))
+    # A key that is misspelt is not missing too.
+    return None, [problem for path, problem in found.items() if path not in missing & meant] + conflicts
+
+
+def _path(detail: ErrorDetails, values: Any) -> KeyPath:
+    """Return the path of the key, without what pydantic adds to it for a union: the names of its forms."""
+    path = detail["loc"]
+    for depth, step in enumerate(path):
+        if not has_step(values, step):
+            is_missing = detail["type"] == "missing" and depth == len(path) - 1 and isinstance(values, dict)
+            return path if is_missing else path[:depth]
+        values = values[step]
+    return path
+
+
+def _field(section: type[Section], path: KeyPath) -> tuple[type[Section], FieldInfo | None]:
+    """Return the section that contains a key, and the key's field; None for an unknown key."""
+    *above, last = [step for step in path if isinstance(step, str)]
+    for key in above:
+        section = inner_section(section.model_fields[key]) or section
+    return section, section.model_fields.get(last)
+
+
+def _message(
+    detail: ErrorDetails,
+    section: type[Section],
+    field: FieldInfo | None,
+    value: Any,
+    recipe: type[Section],
+    path: KeyPath,
+) -> str:
+    if field is None:
+        return unknown_key(str(path[-1]), section, recipe)
+    inner = inner_section(field)
+    if detail["type"] == "missing":
+        needed = [name for name, key in inner.model_fields.items() if key.is_required()] if inner else []
+        return f"the section is missing; it needs {', '.join(needed)}" if needed else "is missing; add it"
+    if inner and detail["type"].startswith("model"):
+        return f"expected keys under it, such as `{next(iter(inner.model_fields))}:`, got {quoted(value)}"
+    if detail["type"] == "value_error":  # of a validator of ours
+        return str(detail["ctx"]["error"])
+    expected = field.description or detail["msg"].removeprefix("Input should be ")
+    return f"expected {expected}, got {quoted(value)}"
+
+
+def _conflicts(conflicts: Conflicts, path: KeyPath, document: Document) -> Iterator[Problem]:
+    for keys, reason in conflicts.found:
+        places = {key: place for key in keys if (place := document.places.get((*path, key)))}
+        where = places.get(keys[0]) or next(iter(places.values()), document.place(path))
+        # The other key of a conflict may come from a parent file or from an option.
+        others = [f"`{key}` is from {place}" for key, place in places.items() if _source(place) != _source(where)]
+        yield Problem(where, dotted((*path, keys[0])), reason + (f" ({', '.join(others)})" if others else ""))
+
+
+def _source(where: str) -> str:
+    return where.rpartition(":")[0] or where
+
+
+def key_paths(section: type[Section], under: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return every key that a recipe may have, sections included."""
+    paths: list[tuple[str, ...]] = []
+    for name, field in section.model_fields.items():
+        paths.append((*under, name))
+        if inner := inner_section(field):
+            paths += key_paths(inner, (*under, name))
+    return paths
+
+
+def misspelt(key: str, section: type[Section]) -> str | None:
+    """Return the key of this section that `key` misspells by a letter or two."""
+    return next(iter(get_close_matches(key, list(section.model_fields), 1, cutoff=0.8)), None)
+
+
+def unknown_key(key: str, section: type[Section], recipe: type[Section]) -> str:
+    """Return the message for a key that its section does not have."""
+    if similar := get_close_matches(key, list(section.model_fields), 1):
+        return f"unknown key; did you mean `{similar[0]}`?"
+    name = key.rpartition(".")[2]
+    if elsewhere := [".".join(path) for path in key_paths(recipe) if path[-1] == name]:
+        return f"unknown key here; did you mean {listed([f'`{path}`' for path in elsewhere])}?"
+    return f"unknown key; known here: {', '.join(section.model_fields)}"

@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, model_validator
 
 from lapcli.heads.plan import HeadPlan, head_plan
-from lapcli.recipe.data_sources import Modality
 from lapcli.recipe.optimizers import MuonSection, OptimizerSection
 from lapcli.recipe.section import (
     Count,
     Files,
     Fraction,
     HeldOut,
+    Modality,
     Positive,
     Section,
     Size,

@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from lapcli.recipe.data_sources import Modality
 from lapcli.recipe.optimizers import AdamWSection
 from lapcli.recipe.schema import (
     CLASSES,
@@ -22,8 +21,8 @@ from lapcli.recipe.schema import (
 from lapcli.recipe.section import (
     Count,
     Fraction,
-    FractionRange,
     HeldOut,
+    Modality,
     NonNegative,
     Positive,
     Section,
@@ -61,13 +60,8 @@ class ViTModel(TransformerModel):
 class Augmentation(Section):
     """The augmentation of a training image before mixing, all by timm."""
 
-    # Padded: of the image's own size, after padding it.
+    # Padded: of the image's own size, after padding it by 4 pixels.
     crop: Literal["random_resized", "padded", "none"] = "random_resized"
-    # Area of a random_resized crop, of the image.
-    scale: FractionRange | None = Field(
-        default=None, description="two fractions of the area, [0.08, 1.0] if none is given"
-    )
-    padding: Annotated[Whole, Field(ge=0, le=1024)] | None = None  # of a padded crop, in pixels; null: 4
     flip: Fraction = 0.5  # probability of a horizontal flip
     policy: Text | None = None  # timm's name: 3a, rand-m9-mstd0.5-inc1, ...
     color_jitter: Positive | None = None  # strength; null: none
@@ -80,14 +74,8 @@ class Augmentation(Section):
         return None
 
     def ignored(self) -> dict[str, str]:
-        found = {}
-        if self.scale is not None and self.crop != "random_resized":
-            found["scale"] = "it is for crop: random_resized"
-        if self.padding is not None and self.crop != "padded":
-            found["padding"] = "it is for crop: padded"
-        if self.color_jitter is not None and self.policy not in (None, "3a"):
-            found["color_jitter"] = f"the policy {self.policy} switches it off"
-        return found
+        is_off = self.color_jitter is not None and self.policy not in (None, "3a")
+        return {"color_jitter": f"the policy {self.policy} switches it off"} if is_off else {}
 
 
 class Mixing(Section):
@@ -96,7 +84,6 @@ class Mixing(Section):
     mixup: NonNegative = 0.0  # alpha; 0: none
     cutmix: NonNegative = 0.0  # alpha; 0: none
     probability: Fraction = 1.0  # that a group is mixed
-    cutmix_share: Fraction = 0.5  # fraction of the groups that use CutMix if both are on
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the targets
     group: Count | None = None  # images that share a lambda; null: the whole batch
 
@@ -119,8 +106,7 @@ class ImageFiles(Source):
 
     # A folder; a fraction of the training images; null: the source's own validation or test images.
     validation: Text | HeldOut | None = Field(default=None, description="a folder or a number (above 0 and below 1)")
-    image_column: Text | None = None  # of parquet files and hub sets; null: the only one that holds images
-    label_column: Text | None = None  # null: the only one that holds classes
+    label_column: Text | None = None  # of parquet files and hub sets; null: the only one that holds classes
     # Processes that read ahead.
     workers: Literal["auto"] | Annotated[Whole, Field(ge=0, le=256)] = Field(
         default="auto", description="`auto` or a whole number (at least 0 and at most 256)"

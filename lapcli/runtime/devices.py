@@ -13,14 +13,13 @@ bits from one run to the next. The deterministic algorithms are slower.
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from lapcli.runtime.errors import LapError, UsageError
+from lapcli.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -59,10 +58,6 @@ def compute_policy(
 
     native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return Device(device.type, device.type, None, native_bf16=native).policy(precision, compiles)
-
-
-#: Virtual machines pass the processor's flags on; some name AMX and do not run it, and a bf16 product ends the process.
-NO_AMX = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16: this machine reports instructions (mostly AMX) that it does not have"
 
 
 def to_device(tensors: "Iterable[torch.Tensor]", device: "torch.device") -> "list[torch.Tensor]":
@@ -186,13 +181,7 @@ def this_device(type_: str) -> Device:
 
 def prepare_determinism() -> None:
     """Set the variables that cuBLAS and Inductor read once, for this process and its children; before CUDA starts."""
-    is_late = os.environ.get(CUBLAS) not in _WORKSPACES
-    if is_late and "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
-        raise LapError(
-            f"train.deterministic needs {CUBLAS}={_WORKSPACES[0]} before CUDA starts, and CUDA has started in this "
-            "process; set it in the environment, or train in a new process"
-        )
-    if is_late:
+    if os.environ.get(CUBLAS) not in _WORKSPACES:
         os.environ[CUBLAS] = _WORKSPACES[0]
     os.environ[INDUCTOR] = "1"  # no choice of kernels by timing
 

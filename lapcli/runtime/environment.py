@@ -1,4 +1,4 @@
-"""Every environment variable of `lap`, declared once, and those of other tools that it reads.
+"""The environment of a process: every variable of `lap`, those of other tools that it reads, cores and compiler.
 
 LAP_RUNS          folder of the run directories                (default `runs`)
 LAP_CACHE         tokenizers, tokenised text, downloads        (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)
@@ -16,6 +16,7 @@ TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT.
 """
 
 import os
+import shutil
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -52,15 +53,6 @@ def cache_dir() -> Path:
     if folder := os.environ.get("LAP_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lap"
-
-
-def cores_given() -> int | None:
-    text = os.environ.get("LAP_CORES")
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"LAP_CORES takes a number of cores, got {text[:40]!r}")
-    return int(text)
 
 
 def inside_torchrun() -> bool:
@@ -107,3 +99,35 @@ def end_process(code: int) -> NoReturn:
 
 def hub_is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "TRUE", "YES", "ON"}
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may use: a batch system, a container or a sweep may limit them."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))  # not os.cpu_count, which ignores taskset and SLURM's binding
+    else:
+        cores = os.cpu_count() or 1
+    given = os.environ.get("LAP_CORES") or str(cores)
+    if not given.isdecimal():
+        raise UsageError(f"LAP_CORES takes a number of cores, got {given[:40]!r}")
+    return max(1, min(cores, int(given), container_cores() or cores))
+
+
+def container_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
+    """Return the CPU quota of this process's container in whole cores; None if there is none."""
+    try:
+        quota, period = quota_file.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no control groups, or "max"
+        return None
+
+
+def check_compiler(device_type: str) -> None:
+    """Refuse to start if `torch.compile` has no compiler: Triton compiles C for CUDA, Inductor C++ for the CPU."""
+    variable, default = ("CC", "gcc") if device_type == "cuda" else ("CXX", "g++")
+    compiler = os.environ.get(variable) or default
+    missing = None if shutil.which(compiler.split()[0]) else f"the compiler {compiler}: install it, or set {variable}"
+    if device_type == "cuda" and find_spec("triton") is None:
+        missing = "Triton: pip install triton"
+    if missing:
+        raise UsageError(f"train.compile needs {missing}; or use --set train.compile=false")

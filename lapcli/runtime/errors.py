@@ -57,7 +57,7 @@ def known_names(name: str, known: Iterable[str]) -> str:
 
 
 #: Errors that need another permission or another place; trying again would not help.
-_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP}
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
 def shortened(name: str) -> str:
@@ -73,16 +73,12 @@ def from_os_error(error: OSError) -> LapError:
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LapError(f"{what} cannot be written ({reason}); make room on that disk, then run the same command again")
-    if error.errno == errno.ENAMETOOLONG:
-        return UsageError(f"{what} cannot be used (its name is too long); choose a shorter one")
     if error.errno in _NOT_ALLOWED:
         return UsageError(
-            f"{what} cannot be used ({reason}); check its permissions, or choose another place with --runs-dir, --out "
-            "or LAP_CACHE"
+            f"{what} cannot be used ({reason}); check its name and permissions, or choose another place with "
+            "--runs-dir, --out or LAP_CACHE"
         )
-    if error.errno in (errno.ENOENT, errno.ESTALE):
-        return LapError(f"{what} does not exist ({reason}); was it moved or removed? Restore it, then try again")
-    return LapError(f"{what} cannot be used ({reason}); run the same command again, or use another disk")
+    return LapError(f"{what} cannot be used ({reason}); was it moved? Restore it, then run the same command again")
 
 
 def is_out_of_memory(error: Exception) -> bool:

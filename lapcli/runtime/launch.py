@@ -27,10 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lapcli.runtime.devices import NO_AMX
-from lapcli.runtime.environment import ELASTIC, LAUNCHER, STOPPED_MARK, inside_torchrun
+from lapcli.runtime.environment import ELASTIC, LAUNCHER, STOPPED_MARK, inside_torchrun, usable_cores
 from lapcli.runtime.errors import STOPPED, ExitCode, Interrupted, LapError, UsageError
-from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.signals import stop_on_signal
 
 # A batch system starts the machines of a job minutes apart.
@@ -38,7 +36,6 @@ SECONDS_TO_MEET = 600
 #: NCCL writes what each rank was waiting for, for torch's flight recorder, before it ends a rank with SIGABRT.
 _NCCL_TRACE = Path(tempfile.gettempdir()) / "lap_nccl_trace_rank_"
 _AFTER_SIGNAL: dict[int, str] = {
-    signal.SIGILL: NO_AMX,
     signal.SIGABRT: (
         "NCCL ends a rank so if a collective takes longer than --step-timeout, or if another rank is gone; "
         f"{_NCCL_TRACE}* tell which ranks were waiting, and the same command resumes"

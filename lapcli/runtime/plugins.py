@@ -13,7 +13,6 @@ name what is installed, never a file to run.
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -28,17 +27,9 @@ SORTS = ("objective", "operator", "analysis", "benchmark", "optimizer", "data so
 E = TypeVar("E")
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The package that added an entry; the results of an analysis name it."""
-
-    package: str
-    version: str
-
-
-#: Entries of other packages by sort and name. They are kept apart from the registries, whose modules may be imported
-#: later than the plugins.
-_added: dict[str, dict[str, tuple[Any, Origin]]] = {}
+#: Entries of other packages, with the package, by type and name. They are kept apart from the registries, whose
+#: modules may be imported later than the plugins.
+_added: dict[str, dict[str, tuple[Any, str]]] = {}
 
 
 class Registry(Generic[E]):
@@ -76,11 +67,11 @@ class Registry(Generic[E]):
         """Return the names that are known without importing plugins, for `--help`."""
         return list(self._places)
 
-    def _of_plugins(self) -> dict[str, tuple[E, Origin]]:
+    def _of_plugins(self) -> dict[str, tuple[E, str]]:
         load_plugins()
         entries = _added.get(self.sort, {})
         for name in self._places.keys() & entries.keys():
-            raise _taken(self.sort, name, entries[name][1].package, "lap")
+            raise _taken(self.sort, name, entries[name][1], "lap")
         return entries
 
 
@@ -94,8 +85,8 @@ def _taken(sort: str, name: str, package: str, owner: str) -> UsageError:
 class Extensions:
     """The object to which a plugin's `register` adds its entries."""
 
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
+    def __init__(self, package: str) -> None:
+        self._package = package
 
     def add(self, sort: str, entry: Any) -> None:
         """Add an entry under its `name` to the registry of its type.
@@ -108,19 +99,10 @@ class Extensions:
         name = entry.objective_name() if sort == "objective" else entry.name
         entries = _added.setdefault(sort, {})
         if name in entries:
-            raise _taken(sort, name, self._origin.package, f"the package {entries[name][1].package}")
-        entries[name] = entry, self._origin
+            raise _taken(sort, name, self._package, f"the package {entries[name][1]}")
+        entries[name] = entry, self._package
         if sort == "optimizer":
-            _added.setdefault("optimizer section", {})[name] = entry.section, self._origin
-
-
-def origin_of(sort: str, name: str) -> Origin | None:
-    """Return the package that added an entry; None for one of lap's own.
-
-    Imports nothing: a name that is in use was looked up before, and the lookup has loaded the plugins.
-    """
-    added = _added.get(sort, {}).get(name)
-    return added[1] if added else None
+            _added.setdefault("optimizer section", {})[name] = entry.section, self._package
 
 
 _are_loaded = False
@@ -134,9 +116,8 @@ def load_plugins() -> None:
     _are_loaded = True  # before the loop: a plugin that looks up a name while it registers would load them again
     for point in entry_points(group=GROUP):
         package = point.dist.name if point.dist else point.module
-        origin = Origin(package, point.dist.version if point.dist else "unknown")
         try:
-            point.load().register(Extensions(origin))
+            point.load().register(Extensions(package))
         except UsageError:
             raise
         except Exception as error:  # third-party code must not break a command that works without it

@@ -37,22 +37,12 @@ def fitted(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: in
     lines = aligned(rows, right)
     if max(map(len, lines)) <= width:
         return lines
-    return [line for row in rows[1:] for line in _block(rows[0], row, width)]
-
-
-def _block(headers: Sequence[str], row: Sequence[str], width: int) -> list[str]:
-    """Format a row as its first column, and below it `header text` for the others, as many per line as fit."""
-    name = f"{headers[0]} {row[0]}" if row[0][:1].isdigit() else row[0]  # a number alone says nothing
-    lines = wrapped(name, width=width, indent="    ") if name else []  # a row without a name continues the one before
-    named = len(lines)
-    for header, text in zip(headers[1:], row[1:], strict=True):
-        pair = f"{header} {text}"
-        if not text:
-            continue
-        if len(lines) > named and len(lines[-1]) + 2 + len(pair) <= width:
-            lines[-1] += f"  {pair}"
-        else:
-            lines += wrapped(pair, "  ", width, indent="    ")
+    lines, headers = [], rows[0]
+    for row in rows[1:]:
+        pairs = [f"{header} {text}" for header, text in zip(headers[1:], row[1:], strict=True) if text]
+        # A row without a name continues the one before; a number alone says nothing.
+        name = f"{headers[0]} {row[0]}" if row[0][:1].isdigit() else row[0]
+        lines += [*(wrapped(name, width=width) if name else []), *wrapped("  ".join(pairs), "  ", width)]
     return lines
 
 
@@ -62,19 +52,9 @@ def wrapped(text: str, before: str = "", width: int | None = None, indent: str |
     `indent` precedes the other lines: by default as many spaces as `before` is long.
     """
     width = max(terminal_width() if width is None else width, 24)
+    options: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
     indent = " " * len(before) if indent is None else indent
-    if len(before) + len(text) <= width:
-        return [before + text]
-    lines = textwrap.wrap(
-        text,
-        width,
-        initial_indent=before,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-        drop_whitespace=True,
-    )
-    return lines or [before]
+    return textwrap.wrap(text, width, initial_indent=before, subsequent_indent=indent, **options) or [before]
 
 
 def wrapped_message(text: str) -> str:
@@ -83,10 +63,10 @@ def wrapped_message(text: str) -> str:
     return "\n".join(part for before, line in lines for part in wrapped(line, before, indent=f"{before}  "))
 
 
-def facts(rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
+def facts(rows: Sequence[tuple[str, str]]) -> str:
     """Format a name and a text per line, long texts wrapped in their column."""
     label = max((len(name) for name, _ in rows), default=0)
-    return "\n".join(line for name, text in rows for line in wrapped(text, f"{name.ljust(label)}  ", width))
+    return "\n".join(line for name, text in rows for line in wrapped(text, f"{name.ljust(label)}  "))
 
 
 def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -17,10 +17,9 @@ from lapcli.recipe.schema import BaseRecipe
 from lapcli.result_rows import add_rows, row
 from lapcli.runs import Run, discard_untrained, open_run, read_run, unlock, write_summary
 from lapcli.runtime.devices import deterministic, prefer_attention_kernels, prepare_determinism
-from lapcli.runtime.environment import STEP_TIMEOUT
+from lapcli.runtime.environment import STEP_TIMEOUT, usable_cores
 from lapcli.runtime.errors import DataError, Diverged, ExitCode, Interrupted, LapError, UsageError, is_out_of_memory
 from lapcli.runtime.files import check_room
-from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World, joined_world
 from lapcli.runtime.signals import stop_at_once

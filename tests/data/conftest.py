@@ -1,6 +1,8 @@
 """Every test has a cache of its own and no network; `hub` is a hub on 127.0.0.1."""
 
 import hashlib
+import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -15,7 +17,6 @@ class HubServer:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.commit = "a" * 40
-        self.hash = "sha1"  # large files of the real one go by their sha256
         self.requests: list[str] = []
         hub = self
 
@@ -34,20 +35,20 @@ class HubServer:
 
     def _answer(self, request: BaseHTTPRequestHandler, body: bool) -> None:
         self.requests.append(f"{request.command} {request.path}")
-        prefix = f"/datasets/{self.repository}/resolve/"
-        content = None
-        if request.path.startswith(prefix):
-            revision, _, name = request.path.removeprefix(prefix).partition("/")
-            content = self.files.get(name) if revision in ("main", self.commit) else None
-            missing = "EntryNotFound" if revision in ("main", self.commit) else "RevisionNotFound"
-        else:
-            missing = "RepoNotFound"
+        path = request.path.partition("?")[0]
+        content, missing = None, "RepoNotFound"
+        if match := re.fullmatch(rf"(/api)?/datasets/{self.repository}/(?:resolve|revision|tree)/(\w+)/?(.*)", path):
+            missing = "EntryNotFound" if match[2] in ("main", self.commit) else "RevisionNotFound"
+            if missing == "EntryNotFound":
+                files = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in self.files]
+                facts = files if "/tree/" in path else {"id": self.repository, "sha": self.commit}
+                content = json.dumps(facts).encode() if match[1] else self.files.get(match[3])
         request.send_response(404 if content is None else 200)
         if content is None:
             request.send_header("X-Error-Code", missing)
             content = b""
         else:
-            request.send_header("ETag", f'"{hashlib.new(self.hash, content).hexdigest()}"')
+            request.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
         request.send_header("X-Repo-Commit", self.commit)
         request.send_header("Content-Length", str(len(content)))
         request.end_headers()

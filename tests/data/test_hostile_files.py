@@ -15,7 +15,7 @@ from PIL import Image
 
 from lapcli import checkpoint
 from lapcli.checkpoint import read_tensors
-from lapcli.data.file_formats import read_documents, read_rows
+from lapcli.data.files import read_documents, read_rows
 from lapcli.data.images.image_set import decode
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.evaluation.ade20k import decode_labels

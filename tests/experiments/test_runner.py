@@ -15,8 +15,8 @@ from sweep_support import sweep_of, train_cells, write_recipe
 from lapcli.experiments import overview
 from lapcli.experiments.cells import lock_cell, log_of
 from lapcli.experiments.runner import Chooser, Runner, share_machine
+from lapcli.runtime.environment import usable_cores
 from lapcli.runtime.files import read_json
-from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import LogConsole
 
 STEPS = 120

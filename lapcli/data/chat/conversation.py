@@ -1,8 +1,13 @@
-"""Validates conversations and renders them to tokens with a mask of the assistant's targets.
+"""Conversations: the rows of data sets that are read as such, their rules, and their tokens with the targets marked.
 
-Turns of user and assistant alternate, the user first. A user's turn is text. An assistant's is text, or parts: `text`,
-`python` (a call of the calculator) and `python_output` (its result). A leading system message is prepended to the
-first user turn.
+Rows may be chats in the common forms, multiple choice (MMLU, ARC), or GSM8K with its calculator:
+
+    OpenAI     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}, or the list
+    ShareGPT   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
+    Alpaca     {"instruction": "...", "input": "...", "output": "..."}
+
+Turns of user and assistant alternate, the user first. A leading system message is prepended to the first user turn. An
+assistant's turn may have parts: `text`, `python` (a call of the calculator) and `python_output` (its result).
 
     <|bos|>                                          0
     <|user_start|> text <|user_end|>                 0 0 0
@@ -16,15 +21,24 @@ The mask marks targets: the loss at position t counts if token t + 1 is marked. 
 with nothing between the parts and the special tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from lapcli.data.text.tokenizer import Tokenizer
 
-MessagePartKind = Literal["text", "python", "python_output"]
+_MARK = re.compile(r"<<(.*?)=([^=]*?)>>", re.DOTALL)
+_ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
+#: For the error message about rows in none of these forms.
+EXPECTED_FORMS = (
+    '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]} (OpenAI), '
+    '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]} (ShareGPT) or '
+    '{"instruction": "...", "output": "..."} (Alpaca)'
+)
 
 
 class Malformed(Exception):
@@ -33,7 +47,7 @@ class Malformed(Exception):
 
 @dataclass(frozen=True)
 class MessagePart:
-    kind: MessagePartKind
+    kind: Literal["text", "python", "python_output"]
     text: str
 
 
@@ -43,21 +57,73 @@ class Turn:
     parts: tuple[MessagePart, ...]
 
 
-def conversation(messages: Any) -> list[Turn]:
-    """Return the turns of a list of {role, content} messages; raise Malformed if they are invalid."""
-    if isinstance(messages, Mapping):
-        messages = messages.get("messages")
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise Malformed("there is no list of messages")
-    messages = _with_system_merged([_role_and_content(message) for message in messages])
+class _Message(BaseModel):
+    role: Annotated[str, Field(validation_alias=AliasChoices("role", "from"))]
+    content: Annotated[str, Field(validation_alias=AliasChoices("content", "value"))]
+
+
+class _Chat(BaseModel):
+    messages: Annotated[list[_Message], Field(validation_alias=AliasChoices("messages", "conversations"))]
+    system: str | None = None
+
+
+class _Instruction(BaseModel):
+    instruction: str
+    input: str | None = None
+    output: str
+
+
+class _Choices(BaseModel):  # of ARC on the hub
+    text: list[str]
+    label: list[str]
+
+
+class _Question(BaseModel):
+    question: str
+    choices: _Choices | list[str]
+    answer: int | None = None  # of MMLU
+    answerKey: str | None = None
+
+
+class _Problem(BaseModel):  # of GSM8K
+    question: str
+    answer: str
+
+
+R = TypeVar("R", bound=BaseModel)
+
+
+def _checked(form: type[R], row: Any) -> R:
+    try:
+        return form.model_validate(row, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Malformed(f"{'.'.join(map(str, first['loc'])) or 'row'}: {first['msg'].lower()}") from None
+
+
+def chat(row: Any) -> list[Turn]:
+    """Parse a row in any of the three forms; raise Malformed if it is in none."""
+    if isinstance(row, Mapping) and "instruction" in row:
+        pair = _checked(_Instruction, row)
+        return question_and_answer("\n\n".join(filter(None, (pair.instruction, pair.input))), pair.output)
+    return conversation(row)
+
+
+def conversation(row: Any) -> list[Turn]:
+    """Return the turns of a list of messages, or of a row that has one; raise Malformed if they are invalid."""
+    given = _checked(_Chat, row if isinstance(row, Mapping) else {"messages": row})
+    messages = [(_ROLES.get(message.role, message.role), message.content) for message in given.messages]
+    messages = [("system", given.system), *messages] if given.system else messages
+    if [role for role, _ in messages[:2]] == ["system", "user"]:
+        messages = [("user", f"{messages[0][1]}\n\n{messages[1][1]}"), *messages[2:]]
     if not messages:
         raise Malformed("the conversation is empty")
     turns: list[Turn] = []
     for number, (role, content) in enumerate(messages):
         expected: Literal["user", "assistant"] = "assistant" if number % 2 else "user"
         if role != expected:
-            raise Malformed(f"message {number + 1} has the role {str(role)[:30]!r}, expected {expected}")
-        turns.append(Turn(expected, _parts(content, expected, number + 1)))
+            raise Malformed(f"message {number + 1} has the role {role[:30]!r}, expected {expected}")
+        turns.append(Turn(expected, (MessagePart("text", content),)))
     return turns
 
 
@@ -67,45 +133,49 @@ def question_and_answer(question: str, *answer: MessagePart | str) -> list[Turn]
     return [Turn("user", (MessagePart("text", question),)), Turn("assistant", parts)]
 
 
-def refuse_empty_turns(turns: Sequence[Turn]) -> None:
-    """Raise Malformed for a turn without text, which would only teach the model to be silent."""
-    for number, turn in enumerate(turns, start=1):
-        if not any(part.text.strip() for part in turn.parts):
-            raise Malformed(f"turn {number} ({turn.role}) is empty")
+def multiple_choice_question(question: str, choices: Sequence[str], labels: Sequence[str]) -> str:
+    """Format a question; no space before the label, so that it is the same token as in the answer."""
+    lines = [f"- {choice}={label}" for choice, label in zip(choices, labels, strict=True)]
+    return "\n".join([f"Multiple choice: {question}", *lines, "", "Answer with the letter of the right choice alone."])
 
 
-def _role_and_content(message: Any) -> tuple[Any, Any]:
-    if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-        raise Malformed("a message has no role or no content")
-    return message["role"], message["content"]
+def multiple_choice(row: Any) -> list[Turn]:
+    """Parse a row of MMLU or ARC as on the hub."""
+    question, choices, labels, answer = read_choices(row)
+    return question_and_answer(multiple_choice_question(question, choices, labels), answer)
 
 
-def _with_system_merged(messages: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Prepend a system message to the first user message, with a blank line between."""
-    if not messages or messages[0][0] != "system":
-        return messages
-    if len(messages) < 2 or messages[1][0] != "user":
-        raise Malformed("there is no user message after the system message")
-    system, user = messages[0][1], messages[1][1]
-    if not isinstance(system, str) or not isinstance(user, str) or not user.strip():
-        raise Malformed("the content of a system or user message is not text, or empty")
-    return [("user", f"{system}\n\n{user}"), *messages[2:]]
+def read_choices(row: Any) -> tuple[str, list[str], list[str], str]:
+    """Return question, choices, their labels and the answer's label; raise Malformed if inconsistent."""
+    if isinstance(row, Mapping) and isinstance(row.get("train"), Mapping):  # MMLU's auxiliary_train
+        row = row["train"]
+    given = _checked(_Question, row)
+    if isinstance(given.choices, _Choices):  # ARC's labels are its own: letters or digits, three to five of them
+        choices, labels, answer = given.choices.text, given.choices.label, str(given.answerKey)
+    else:
+        choices, labels = given.choices, [chr(ord("A") + number) for number in range(len(given.choices))]
+        answer = chr(ord("A") + (-1 if given.answer is None else given.answer))
+    if len(choices) != len(labels) or answer not in labels:
+        raise Malformed(f"the answer {answer[:20]!r} is not one of the labels {', '.join(labels)[:60]}")
+    return given.question, choices, labels, answer
 
 
-def _parts(content: Any, role: str, number: int) -> tuple[MessagePart, ...]:
-    if isinstance(content, str):
-        return (MessagePart("text", content),)
-    if role == "user" or not isinstance(content, Sequence):
-        raise Malformed(f"the content of message {number} is not text")
-    parts = []
-    for part in content:
-        kind: Any = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in get_args(MessagePartKind):
-            raise Malformed(f"message {number} has a part of type {str(kind)[:30]!r}")
-        if not isinstance(text := part.get("text"), str):
-            raise Malformed(f"message {number} has a part without text")
-        parts.append(MessagePart(kind, text))
-    return tuple(parts)
+def gsm8k(row: Any) -> list[Turn]:
+    """Parse a row of GSM8K; `<<48/2=24>>` in the answer becomes a call of the calculator and its output."""
+    problem = _checked(_Problem, row)
+    # Text, expression and result in turn, since the pattern has two groups.
+    kinds: tuple[Any, ...] = ("text", "python", "python_output")
+    pieces = enumerate(_MARK.split(problem.answer))
+    parts = [MessagePart(kinds[number % 3], text) for number, text in pieces if text or number % 3]
+    return question_and_answer(problem.question, *parts)
+
+
+#: By the `format` of a data set.
+READERS: dict[str, Callable[[Any], list[Turn]]] = {
+    "conversations": chat,
+    "multiple_choice": multiple_choice,
+    "gsm8k": gsm8k,
+}
 
 
 _AROUND = {

@@ -14,10 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lapcli.data.cache import digest
 from lapcli.data.chat.conversation import MessagePart, Turn, question_and_answer
-from lapcli.data.chat.formats import source_files
-from lapcli.data.file_formats import read_plain_text, read_rows
+from lapcli.data.files import digest, read_plain_text, read_rows
+from lapcli.data.sources import source_files
 from lapcli.data.text.builtin import builtin_text
 from lapcli.data.token_store import file_key
 from lapcli.recipe.chat import GENERATED, DataSet
@@ -199,4 +198,4 @@ def words_of(data_set: DataSet) -> list[str]:
 def _words_file(data_set: DataSet) -> Path:
     if data_set.source == "builtin":
         return builtin_text()
-    return (source_files(data_set) or [])[0]
+    return (source_files(*data_set.place, "chat") or [])[0]

@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from lapcli.data.cache import build_once, digest
-from lapcli.data.chat.conversation import Malformed, Turn, refuse_empty_turns, render_batch
-from lapcli.data.chat.formats import EXPECTED_FORMS, READERS, source_files
+from lapcli.data.chat.conversation import EXPECTED_FORMS, READERS, Malformed, Turn, render_batch
 from lapcli.data.chat.generated import GENERATED_FORMATS, builtin_questions, generated_conversations, generated_key
-from lapcli.data.file_formats import count_rows, read_rows
+from lapcli.data.files import build_once, count_rows, digest, read_rows
+from lapcli.data.sources import source_files
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.data.token_store import PartWriter, TokenStore, file_key, has_index
 from lapcli.recipe.chat import GENERATED, ChatRecipe, ChatStageRecipe, DataSet, Stage
@@ -35,22 +34,12 @@ OWN_HELD_OUT = 0.05  # fraction of one's own conversations
 _ROWS_AT_ONCE = 2048
 
 
-class RenderedRows(TokenStore):
-    """A data set's rows as token ids, rendered once and cached."""
-
-    def __init__(self, parts: Sequence[Path]) -> None:
-        super().__init__(parts)
-        self.target_counts, self.is_cut = self.numbers[:, 1], self.numbers[:, 2].astype(bool)
-
-
-def prepare_rows(
-    data_set: DataSet, tokenizer: Tokenizer, longest: int, progress: Progress | None = None
-) -> RenderedRows:
+def prepare_rows(data_set: DataSet, tokenizer: Tokenizer, longest: int, progress: Progress | None = None) -> TokenStore:
     """Download and render the rows unless they are cached. Safe to call on every rank."""
     if data_set.format in GENERATED_FORMATS:
         sources: list[tuple[Any, Iterable[list[Turn]]]] = [(generated_key(data_set), generated_conversations(data_set))]
     else:
-        paths = source_files(data_set, progress) or []
+        paths = source_files(*data_set.place, "chat") or []
         sources = [(file_key(path), read_conversations(path, data_set.format)) for path in paths]
     folders = []
     for number, (key, conversations) in enumerate(sources, start=1):
@@ -58,7 +47,7 @@ def prepare_rows(
         folders.append(build_once(folder, partial(_render, conversations, tokenizer, longest), has_index))
         if progress:
             progress(f"rendering {data_set.name}", number, len(sources))
-    rows = RenderedRows(folders)
+    rows = TokenStore(folders)
     if not len(rows):
         raise DataError(f"{data_set.name} has no rows; check its source")
     return rows
@@ -69,7 +58,8 @@ def read_conversations(path: Path, form: str) -> Iterator[list[Turn]]:
     for number, row in enumerate(read_rows(path), start=1):
         try:
             turns = READERS[form](row)
-            refuse_empty_turns(turns)
+            if not all("".join(part.text for part in turn.parts).strip() for turn in turns):
+                raise Malformed("a turn is empty")  # which would only teach the model to be silent
         except Malformed as error:
             expected = f"; expected {EXPECTED_FORMS}" if form == "conversations" and number == 1 else ""
             raise DataError(f"{path}, row {number}: {error}; correct or remove it{expected}") from None
@@ -91,7 +81,7 @@ class MixtureShare:
     """One data set's part of a mixture."""
 
     data_set: DataSet
-    rows: RenderedRows
+    rows: TokenStore
     chosen: np.ndarray  # numbers of its rows, without repeats
 
 
@@ -104,11 +94,11 @@ class Mixture:
         self._row_of = np.concatenate([np.tile(part.chosen, part.data_set.repeats) for part in parts])
         self._part_of = np.repeat(np.arange(len(parts)), [len(p.chosen) * p.data_set.repeats for p in parts])
         self.lengths = self._gather([part.rows.lengths for part in parts])
-        self.target_counts = self._gather([part.rows.target_counts for part in parts])
+        self.target_counts = self._gather([part.rows.numbers[:, 1] for part in parts])
         is_usable = (self.target_counts > 0) if needs_targets else (self.lengths > 1)
         self._usable = np.flatnonzero(is_usable)
         # Rows that are truncated at the context.
-        self.cut = int(self._gather([part.rows.is_cut for part in parts])[self._usable].sum())
+        self.cut = int(self._gather([part.rows.numbers[:, 2] for part in parts])[self._usable].sum())
         self.rows_asked_for = len(is_usable)
         self.dropped = self.rows_asked_for - len(self._usable)
         if len(self._usable) == 0:
@@ -213,7 +203,7 @@ def available_rows(data_set: DataSet) -> int | None:
         return data_set.rows
     if data_set.format == "questions":
         return sum(1 for _ in builtin_questions())
-    files = source_files(data_set, download=False)
+    files = source_files(*data_set.place, "chat", download=False)
     return None if files is None else sum(map(count_rows, files))
 
 
@@ -260,12 +250,12 @@ def _sum(counts: Sequence[dict[str, Any]]) -> int | None:
     return sum(count["rows"] * count["repeats"] for count in counts) if known else None
 
 
-def fetch_data_sets(recipe: ChatRecipe, progress: Progress | None = None) -> list[dict[str, Any]]:
+def fetch_data_sets(recipe: ChatRecipe) -> list[dict[str, Any]]:
     """Download the missing data of the mixtures; return an entry per data set."""
     entries: dict[str, dict[str, Any]] = {}
     for stage in recipe.stages.given().values():
         for data_set in (*stage.mixture, *stage.validation.mixture):
-            files = [] if data_set.source == "builtin" else source_files(data_set, progress) or []
+            files = [] if data_set.source == "builtin" else source_files(*data_set.place, "chat") or []
             entries[f"{data_set.format}, {data_set.source}, {data_set.files}"] = {
                 "name": data_set.name,
                 "source": data_set.source,
@@ -273,3 +263,27 @@ def fetch_data_sets(recipe: ChatRecipe, progress: Progress | None = None) -> lis
                 "bytes": sum(path.stat().st_size for path in files),
             }
     return list(entries.values())
+
+
+def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
+    """Return the recipe with the copies of its data sets in `folder` as sources.
+
+    A copy of hub:OWNER/NAME is the folder NAME with the hub's files; that of a file behind https has its name. Data
+    sets without a copy keep their source.
+    """
+
+    def local(data_set: DataSet) -> DataSet:
+        copy = folder / data_set.source.rpartition("/")[2]
+        if not data_set.source.startswith(("hub:", "https://")) or not copy.exists():
+            return data_set
+        changes = {"source": str(copy), "revision": None, "held_out": data_set.held_out or 0.0}
+        return data_set.model_copy(update=changes)
+
+    def stage(before: Stage) -> Stage:
+        validation = before.validation.model_copy(update={"mixture": [local(d) for d in before.validation.mixture]})
+        return before.model_copy(update={"mixture": [local(d) for d in before.mixture], "validation": validation})
+
+    if not folder.is_dir():
+        raise DataError(f"--data {folder} is not a folder; give one that holds copies of the data sets, by their names")
+    stages: dict[str, Stage] = {str(name): stage(before) for name, before in recipe.stages.given().items()}
+    return recipe.model_copy(update={"stages": recipe.stages.model_copy(update=stages)})

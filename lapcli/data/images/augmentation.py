@@ -13,6 +13,7 @@ Shapes: B images, C channels, H x W pixels, K classes.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,12 +29,12 @@ from lapcli.data.images.loader import seed_everything
 from lapcli.recipe.vision import ImageFiles, ImageSource, Mixing
 
 
-def training_transform(source: ImageSource, size: int) -> Compose:
+def training_transform(source: ImageSource, size: int, scale: Sequence[float] | None = None) -> Compose:
     wanted = source.augmentation
     transform = create_transform(
         size,
         is_training=True,
-        scale=(wanted.scale[0], wanted.scale[1]) if wanted.scale else None,
+        scale=(scale[0], scale[1]) if scale else None,
         hflip=wanted.flip,
         color_jitter=wanted.color_jitter,  # type: ignore[arg-type]
         auto_augment=wanted.policy,
@@ -43,9 +44,7 @@ def training_transform(source: ImageSource, size: int) -> Compose:
         normalize=False,
     )
     if wanted.crop == "padded":  # as in the DeiT repository for images of 32 pixels
-        transform.transforms[0] = _Sized(
-            size, source, RandomCrop(size, padding=4 if wanted.padding is None else wanted.padding)
-        )
+        transform.transforms[0] = _Sized(size, source, RandomCrop(size, padding=4))
     elif wanted.crop == "none":
         transform.transforms[0] = _Sized(size, source, None)
     _keep_posterising(transform)
@@ -128,7 +127,6 @@ class Mixer:
             mixup_alpha=section.mixup,
             cutmix_alpha=section.cutmix,
             prob=section.probability,
-            switch_prob=section.cutmix_share,
             label_smoothing=section.label_smoothing,
             num_classes=classes,
         )

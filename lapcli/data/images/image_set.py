@@ -1,18 +1,21 @@
-"""A set of labelled images, decoded on demand, and a subset of another set.
+"""A set of labelled images, decoded on demand: of a folder for each class, of a table, or a subset of another set.
 
-Images may be files in a folder for each class: `train/n01443537/n01443537_0.JPEG`. Classes are numbered by name.
+Tables are hub data sets by name, and local folders of parquet files with the hub's columns and splits. Both go through
+`datasets.load_dataset`, so that local and hub files behave alike.
 """
 
 import hashlib
 import io
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from lapcli.runtime.environment import cache_dir, hub_is_offline
 from lapcli.runtime.errors import DataError
 
 # A photograph of a hundred megapixels is large, not an attack; Pillow refuses at twice that.
@@ -23,10 +26,16 @@ HASHED_IMAGES = 1000
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
 
+#: Names of a source's held-out split, in order of preference: ImageNet's `test` has no labels, its `validation` has.
+HELD_OUT = ("validation", "valid", "val", "test")
+#: Larger labels are no classes, but something else, such as an id of each image.
+MOST_CLASSES = 1_000_000
+
+
 class ImageSet:
     """Labels and encoded images; subclasses read the bytes from files or tables."""
 
-    def __init__(self, labels: np.ndarray, classes: Sequence[str]) -> None:
+    def __init__(self, labels: np.ndarray, classes: Iterable[str]) -> None:
         self.labels = labels.astype(np.int64)
         self.classes = list(classes)
 
@@ -126,3 +135,78 @@ def image_files(folder: Path) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if name[:1] != ".")  # in place: os.walk descends into these
         images = sorted(name for name in names if name.lower().endswith(SUFFIXES) and name[:1] != ".")
         yield from (os.path.join(place, name) for name in images)
+
+
+class TableImages(ImageSet):
+    """Images of a table that `datasets` has loaded: a hub data set, or local parquet files with the hub's columns."""
+
+    def __init__(self, table: Any, place: str, label_column: str | None) -> None:
+        from datasets import ClassLabel, Value
+        from datasets import Image as ImageFeature
+
+        self._place, features = place, table.features
+        # Without the hub's metadata an image is a dictionary of its bytes and its path.
+        images = [
+            name
+            for name, feature in features.items()
+            if isinstance(feature, ImageFeature) or (isinstance(feature, dict) and set(feature) == {"bytes", "path"})
+        ]
+        numbers = [n for n, f in features.items() if isinstance(f, Value) and f.dtype.startswith(("int", "uint"))]
+        named = [name for name, feature in features.items() if isinstance(feature, ClassLabel)] or numbers
+        labels = named if label_column is None else [label_column]
+        if len(images) != 1 or len(labels) != 1 or labels[0] not in features:
+            have = ", ".join(table.column_names)
+            raise DataError(f"{place} needs one column of images and one of labels; it has {have} (data.label_column)")
+        column = np.array(table[labels[0]][:])  # a column of `datasets` 4 is lazy; the slice reads it once
+        if column.dtype.kind not in "iu" or not 0 <= column.min() <= column.max() < MOST_CLASSES:
+            raise DataError(f"{place}: {labels[0]} has labels that are no numbers of classes; set data.label_column")
+        is_named = isinstance(features[labels[0]], ClassLabel)
+        super().__init__(column, features[labels[0]].names if is_named else map(str, range(column.max() + 1)))
+        self._column = images[0]
+        self._table = table.select_columns(images).cast_column(self._column, ImageFeature(decode=False))
+
+    def encoded(self, index: int) -> bytes:
+        cell = self._table[index][self._column]
+        try:
+            return cell["bytes"] or Path(cell["path"]).read_bytes()
+        except (OSError, TypeError) as error:
+            raise DataError(f"{self.name(index)} has no readable image in column {self._column} ({error})") from None
+
+    def name(self, index: int) -> str:
+        return f"{self._place}, row {index}"
+
+
+def open_tables(
+    source: str, revision: str | None = None, label_column: str | None = None
+) -> tuple[TableImages, TableImages | None]:
+    """Open the training images, and those that the source holds out; `source` is hub:OWNER/NAME or a folder."""
+    splits = load_tables(source, revision)
+    if "train" not in splits:
+        raise DataError(f"{source} has no split `train`; it has {', '.join(splits)}")
+    train = TableImages(splits["train"], f"{source}, split train", label_column)
+    split = next((name for name in HELD_OUT if name in splits), None)
+    return train, TableImages(splits[split], f"{source}, split {split}", label_column) if split else None
+
+
+def load_tables(source: str, revision: str | None, **options: Any) -> Any:
+    """Load the splits of a hub data set, or of a folder of parquet files, which are converted once in our cache."""
+    import datasets
+    from huggingface_hub import constants
+
+    datasets.disable_progress_bars()
+    if hub_is_offline():  # the libraries read the variable only when they are imported, which may be earlier
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        if source.startswith("hub:"):
+            return datasets.load_dataset(source.removeprefix("hub:"), revision=revision, **options)
+        return datasets.load_dataset(source, cache_dir=str(cache_dir() / "datasets"), **options)
+    except Exception as error:
+        reason = (str(error.__cause__ or error).splitlines() or [type(error).__name__])[0][:200]
+        raise DataError(
+            f"{source} could not be loaded ({reason}); run `lap fetch RECIPE` where the hub can be reached (of a gated "
+            "set after `hf auth login`), or give local files with --data DIR"
+        ) from error
+
+
+def has_tables(folder: Path) -> bool:
+    return next(folder.rglob("*.parquet"), None) is not None

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lapcli.data.images.image_set import ImageSet
+from lapcli.runtime.environment import usable_cores
 from lapcli.runtime.errors import DataError, LapError
-from lapcli.runtime.machine import usable_cores
 
 BATCHES_AHEAD = 2  # prefetched by each worker
 #: Seconds of one core of a cloud machine (AMD EPYC, 2026) to decode a photograph of 500 x 375 pixels, for each crop

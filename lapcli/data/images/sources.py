@@ -14,17 +14,19 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lapcli.data.cache import digest
+from lapcli.data.files import digest
 from lapcli.data.images.image_set import (
+    HELD_OUT,
     FolderImages,
     ImageSet,
     ImageSubset,
+    has_tables,
     image_files,
+    open_tables,
     sampled_sizes,
 )
-from lapcli.data.images.tables import HELD_OUT, has_tables, open_tables
 from lapcli.data.sources import LabelledImageSource
-from lapcli.recipe.data_sources import find_source
+from lapcli.recipe.section import find_source
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.errors import DataError
 
@@ -106,34 +108,35 @@ def _described(source: ImageFiles, train: ImageSet, validation: ImageSet) -> str
 def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet, str | None]:
     """Return the training and validation images, and a note about validation images that are not used."""
     train, own_validation = _open(source, source.train)
+    note = _unused_folders(source)
     if isinstance(source.validation, str):
         # A folder of images for each class, or one of tables with a split of its own.
         other, held_out = _open(source, source.validation)
-        return train, held_out or other, _unused_folders(source)
+        return train, held_out or other, note
     if isinstance(source.validation, float):
-        unused = 0 if own_validation is None else len(own_validation)
-        note = (
-            f"the {unused:,} validation images of {source.train} are not used: data.validation holds out "
-            f"{source.validation} of its training images; use them with --set data.validation=null"
-        )
-        parts = held_out_fraction(train, source.validation, 0)
-        return *parts, note if unused else _unused_folders(source)
+        if own_validation is not None:
+            note = (
+                f"the {len(own_validation):,} validation images of {source.train} are not used: data.validation holds "
+                f"out {source.validation} of its training images; use them with --set data.validation=null"
+            )
+        return *held_out_fraction(train, source.validation, 0), note
     if own_validation is None and not whole:
         raise DataError(
             f"{source.train} has no part to validate on ({', '.join(HELD_OUT)}); give data.validation, a folder or a "
             "fraction such as 0.1"
         )
-    return train, train if own_validation is None else own_validation, _unused_folders(source)
+    return train, train if own_validation is None else own_validation, note
 
 
 def _unused_folders(source: ImageFiles) -> str | None:
     """Return a note about folders of held-out images beside the training images that the recipe does not read."""
-    folder = Path(source.train).expanduser()
+    folder = Path(source.train).expanduser().resolve()
     root = folder.parent if folder.name == "train" else folder
     there = [root / name for name in HELD_OUT if (root / name).is_dir() and (root / "train").is_dir()]
-    read = there[:1] if source.validation is None else []  # as in `_open`
     if isinstance(source.validation, str):
-        read = [each for each in there if each.resolve() == Path(source.validation).expanduser().resolve()]
+        read = [Path(source.validation).expanduser().resolve()]
+    else:
+        read = there[:1] if source.validation is None else []  # as in `_open`
     unused = [str(each) for each in there if each not in read]
     return f"not used: {', '.join(unused)}; to validate on one of them, name it in data.validation" if unused else None
 
@@ -148,7 +151,7 @@ def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
     if isinstance(named, LabelledImageSource):
         return named.images()
     if where.startswith("hub:"):
-        return open_tables(where, source.revision, source.image_column, source.label_column)
+        return open_tables(where, source.revision, source.label_column)
     folder = Path(where).expanduser()
     if not folder.is_dir():
         raise DataError(
@@ -159,7 +162,7 @@ def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
         held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
         return FolderImages(folder / "train"), FolderImages(held_out) if held_out else None
     if has_tables(folder):
-        return open_tables(str(folder), None, source.image_column, source.label_column)
+        return open_tables(str(folder), None, source.label_column)
     return FolderImages(folder), None
 
 

@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lapcli.data.cache import digest
+from lapcli.data.files import digest
 from lapcli.data.sources import DocumentSource
 
 # Not installed by every distribution, or not documentation of the library.

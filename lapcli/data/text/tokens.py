@@ -1,26 +1,34 @@
-"""From a text source to memory-mapped token ids, tokenised once and cached.
+"""From a text source to memory-mapped token ids, tokenised once and cached, and to batches.
 
 The files of a source (the built-in text, a hub data set or local ones) are read as one sequence of documents, some of
 them held out for validation, which are computed from the seed.
 
 cache/tokenizers/KEY/{index.json, tokenizer.json}     by the source's files, the split and the tokenizer's settings
 cache/text/KEY/{index.json, *.bin}                    by the files of a part, how they are read, and the tokenizer
+
+A batch is a function of (seed, step): sequences of a stream of documents in an order that is computed, not stored.
+Sequence n of a run is sequence n % sequences_per_epoch of epoch n // sequences_per_epoch. Sequence i of the stream
+covers tokens [i T, i T + T]: the last target of one is the first input of the next, and every token but the stream's
+first (and the few after the last complete sequence) is a target once per epoch. The assignment of positions to ranks
+changes nothing.
+
+Shapes: B sequences, T tokens of context.
 """
 
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from lapcli.data.cache import build_once, digest
-from lapcli.data.file_formats import DOCUMENT_SUFFIXES, is_text, read_documents
-from lapcli.data.source_files import source_files
+from lapcli.data.files import build_once, digest, is_text, read_documents
+from lapcli.data.sources import source_files
 from lapcli.data.text.tokenizer import SPLIT_PATTERN, Tokenizer, train_tokenizer
 from lapcli.data.token_store import PartWriter, TokenStore, TokenStream, file_key, has_index
 from lapcli.recipe.schema import UNKNOWN, TextSource, TokenizerSection
@@ -144,13 +152,9 @@ def document_order(count: int, seed: int, purpose: str) -> np.ndarray:
 
 
 def split_document(document: str, fraction: float) -> tuple[str, str]:
-    """Split a document into a part to train on and a last part to validate on, after a newline or else a space."""
-    if len(document) < 2:
-        raise DataError("the text is a single character, which cannot be trained and validated on; give more text")
-    target = min(max(round(len(document) * (1 - fraction)), 1), len(document) - 1)
-    # The last one before the target, but none so far off that the held-out share would be a very different one.
-    first = target - min(target, len(document) - target) // 2
-    cut = document.rfind("\n", first, target) + 1 or document.rfind(" ", first, target) + 1 or target
+    """Split a document into a part to train on and a last part to validate on, after a newline if one is near."""
+    target = max(round(len(document) * (1 - fraction)), 1)
+    cut = document.rfind("\n", target * 9 // 10, target) + 1 or target
     return document[:cut], document[cut:]
 
 
@@ -158,11 +162,9 @@ def open_corpus(source: TextSource, progress: Progress | None = None, *, downloa
     """Open the source's files; without `download`, None if they would have to be downloaded or extracted."""
     if source.train == UNKNOWN:
         raise DataError("the run was imported, and its training text is unknown; name a text with --data")
-    place = source.train, source.files, source.revision
-    paths = source_files(*place, "text", DOCUMENT_SUFFIXES, progress, download=download)
+    paths = source_files(source.train, source.files, source.revision, "text", download=download)
     if paths is None:
         return None
-    # A .md file is read if it is named, but skipped in a folder, where it mostly describes the data.
     if source.column != "text" and all(is_text(path.name) for path in paths):
         raise DataError(f"data.column: text files have no columns such as {source.column}; remove it")
     return Corpus(source, paths, progress)
@@ -254,13 +256,46 @@ def _tokenise(corpus: Corpus, part: range, tokenizer: Tokenizer, folder: Path) -
 
 def describe_source(source: TextSource) -> str:
     """Describe the text source without downloading or building anything."""
-    where = (
-        "the built-in text (this Python's documentation and docstrings)" if source.train == "builtin" else source.train
-    )
     try:
         corpus = open_corpus(source, download=False)
     except DataError as error:
-        return f"{where}\nnot usable as it is: {error}"
+        return f"{source.train}\nnot usable as it is: {error}"
     if corpus is None:
-        return f"{where}\nnot on this machine: `lap fetch RECIPE` downloads it"
-    return f"{where}\n{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB; the first run tokenises them, once"
+        return f"{source.train}\nnot on this machine: `lap fetch RECIPE` downloads it"
+    return (
+        f"{source.train}\n{len(corpus.files):,} files, {corpus.size / 1e6:,.1f} MB; the first run tokenises them, once"
+    )
+
+
+class TokenBatches:
+    """Batches of a stream; `shuffled`: the stream is already in random order; otherwise each epoch is shuffled."""
+
+    def __init__(self, stream: TokenStream, *, context: int, batch: int, seed: int, shuffled: bool) -> None:
+        self.sequences_per_epoch = max(len(stream) - 1, 0) // context
+        if self.sequences_per_epoch == 0:
+            raise DataError(
+                f"the text has {len(stream):,} tokens, fewer than one sequence of {context:,} and its targets; "
+                "give more text or a smaller model.context"
+            )
+        self._stream, self._context, self._batch, self._seed, self._shuffled = stream, context, batch, seed, shuffled
+        # Two epochs, because a batch may end one and begin the next. A cache of a bound method would be a reference
+        # cycle, and the stream's files would stay open until a garbage collection.
+        count = self.sequences_per_epoch
+        self._order = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(count))
+
+    def sequences(self, step: int, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return int64 inputs_BT and targets_BT of positions [first, first + count) of the global batch of `step`."""
+        tokens = np.empty((count, self._context + 1), dtype=np.int64)
+        for row in range(count):
+            epoch, index = divmod(step * self._batch + first + row, self.sequences_per_epoch)
+            # A source in random order is read in that order in every epoch, as nanochat's loader does.
+            index = index if self._shuffled else int(self._order(epoch)[index])
+            tokens[row] = self._stream.read(index * self._context, self._context + 1)
+        tokens_BT = torch.from_numpy(tokens)
+        return tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous()
+
+    def identity(self, step: int) -> str:
+        """Return the name of a batch, for messages."""
+        first, last = step * self._batch, (step + 1) * self._batch - 1
+        names = [f"{n % self.sequences_per_epoch:,} of epoch {n // self.sequences_per_epoch}" for n in (first, last)]
+        return f"sequences {names[0]} to {names[1]} ({self.sequences_per_epoch:,} an epoch, seed {self._seed})"

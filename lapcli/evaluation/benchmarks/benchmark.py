@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapcli.data.chat.conversation import Malformed
-from lapcli.data.file_formats import read_rows
-from lapcli.data.source_files import hub_files
+from lapcli.data.files import read_rows
+from lapcli.data.sources import hub_files
 from lapcli.evaluation.settings import Sampling
 from lapcli.recipe.schema import CHAT, LANGUAGE
 from lapcli.runtime.errors import DataError, UsageError
@@ -121,7 +121,7 @@ class Benchmark:
     def _from_hub(self, split: str) -> list[Path]:
         name = self._names(split)[0]
         try:
-            return hub_files(self.repository, [name], None)
+            return hub_files(self.repository, [name])
         except DataError as error:
             raise DataError(
                 f"{self.name}: {str(error).split(';')[0]}; put {name} into DIR/{self.folder} and use --data DIR, or "

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lapcli.data.file_formats import read_documents
-from lapcli.data.source_files import local_files
+from lapcli.data.files import read_documents
+from lapcli.data.sources import local_files
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.data.text.tokens import prepare_text
 from lapcli.evaluation.benchmarks.benchmark import Benchmark, Document, Documents, PreparedTask, task_definition
@@ -76,7 +76,7 @@ def _local(data: Path) -> Documents:
     """Read the text files in `DIR/text`, or in DIR."""
     place = data / "text" if (data / "text").is_dir() else data
     texts: list[str] = []
-    paths = local_files(str(place), None)
+    paths = local_files(str(place))
     for path in paths:
         for _, batch in read_documents(path):
             texts += [text for text in batch if text]

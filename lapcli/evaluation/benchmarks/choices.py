@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lapcli.data.chat.conversation import Malformed
-from lapcli.data.chat.formats import multiple_choice_question, read_choices
+from lapcli.data.chat.conversation import Malformed, multiple_choice_question, read_choices
 from lapcli.evaluation.benchmarks.benchmark import (
     Benchmark,
     Document,

@@ -15,7 +15,7 @@ from lapcli.evaluation.benchmarks.benchmark import (
 )
 from lapcli.evaluation.harness.journal import Journal, line_key
 from lapcli.evaluation.settings import Sampling
-from lapcli.runtime.machine import usable_cores
+from lapcli.runtime.environment import usable_cores
 from lapcli.runtime.progress import Progress
 from lapcli.sandbox import Candidate, Mode, choose_mode, run_all
 

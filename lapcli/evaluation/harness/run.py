@@ -11,7 +11,7 @@ from typing import Any
 
 from lm_eval import evaluator
 
-from lapcli.data.cache import digest
+from lapcli.data.files import digest
 from lapcli.evaluation.benchmarks import BENCHMARKS
 from lapcli.evaluation.benchmarks.benchmark import PreparedTask
 from lapcli.evaluation.benchmarks.bits_per_byte import METRIC

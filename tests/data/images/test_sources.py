@@ -69,9 +69,9 @@ def test_parquet_files_without_metadata(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "labels", "message"),
     [
-        ({}, [0, -1, 2], r"row 1 has the label -1"),
-        ({"label_column": "label"}, ["cat", "dog", "cat"], r"row 0 has the label 'cat'"),
-        ({"label_column": "fine"}, [0, 1, 2], r"no column fine; it has img, label \(data.label_column\)"),
+        ({}, [0, -1, 2], r"label has labels that are no numbers"),
+        ({"label_column": "label"}, ["cat", "dog", "cat"], r"label has labels that are no numbers"),
+        ({"label_column": "fine"}, [0, 1, 2], r"it has img, label \(data.label_column\)"),
     ],
 )
 def test_tables_that_are_refused(tmp_path, keys, labels, message):

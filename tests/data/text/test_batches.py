@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lapcli.data.text.batches import TokenBatches
+from lapcli.data.text.tokens import TokenBatches
 from lapcli.data.token_store import PartWriter, TokenStore, TokenStream
 from lapcli.runtime.errors import DataError
 

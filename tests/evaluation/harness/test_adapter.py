@@ -9,8 +9,7 @@ from harness_support import QUOTING, arc_rows, tiny_model, tiny_tokenizer
 from lm_eval import evaluator
 from lm_eval.api.instance import Instance
 
-from lapcli.data.chat.conversation import question_and_answer, render_prompt
-from lapcli.data.chat.formats import multiple_choice, read_choices
+from lapcli.data.chat.conversation import multiple_choice, question_and_answer, read_choices, render_prompt
 from lapcli.data.text.tokenizer import train_tokenizer
 from lapcli.evaluation.benchmarks.benchmark import Documents, sampled_definition
 from lapcli.evaluation.benchmarks.choices import ARC_EASY

@@ -1,12 +1,11 @@
 """What a machine gives a run, and one sentence where it gives too little."""
 
 import os
-import sysconfig
 
 import pytest
 
+from lapcli.runtime.environment import check_compiler, container_cores, usable_cores
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.machine import check_compiler, container_cores, usable_cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max 100000", None), ("250000 100000", 2), ("50000 100000", 1)])
@@ -26,16 +25,8 @@ def test_cores_come_from_the_affinity_mask():
 
 
 @pytest.mark.parametrize(("device", "variable"), [("cuda", "CC"), ("cpu", "CXX")])
-def test_without_a_compiler_one_sentence_names_the_key(device, variable, monkeypatch, tmp_path):
+def test_without_a_compiler_one_sentence_names_the_key(device, variable, monkeypatch):
     check_compiler(device)  # here is one
     monkeypatch.setenv(variable, "no-such-compiler -O2")
     with pytest.raises(UsageError, match=r"no-such-compiler.*train\.compile=false"):
-        check_compiler(device)
-    monkeypatch.delenv(variable)
-    with monkeypatch.context() as empty:
-        empty.setenv("PATH", str(tmp_path))
-        with pytest.raises(UsageError, match=rf"set {variable}.*train\.compile=false"):
-            check_compiler(device)
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    with pytest.raises(UsageError, match=r"Python\.h"):
         check_compiler(device)

@@ -1,4 +1,4 @@
-"""Readers of data files: rows of parquet, jsonl, json and csv, and documents of these and of plain text.
+"""Reading data files (parquet, jsonl, json, csv, plain text), and cache folders that are built once.
 
 An unreadable file raises a one-sentence error with its path, and the row or line if known.
 """
@@ -7,23 +7,60 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from lapcli.runtime.errors import DataError
+from filelock import FileLock
 
-#: Suffixes of files that text is read from.
-DOCUMENT_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
-#: Suffixes of files that conversations and word lists are read from.
-ROW_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv", ".txt")
+from lapcli.runtime.errors import DataError, LapError
+from lapcli.runtime.files import sha256_of_json
+
+#: Suffixes of files that a source may have.
+SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv", ".txt", ".txt.gz")
 _ROWS = 256
 
 
+def digest(*parts: object) -> str:
+    """Return a cache key: the sha256 of values that JSON can express, the same on every machine."""
+    return sha256_of_json(parts)
+
+
+def build_once(folder: Path, build: Callable[[Path], None], is_intact: Callable[[Path], bool] = Path.is_dir) -> Path:
+    """Return `folder`, filled by `build` first if it is missing or damaged (not `is_intact`).
+
+    It is filled under a temporary name and then renamed. One process builds it; the others wait for its lock, which
+    ends with the process that holds it.
+    """
+    if is_intact(folder):
+        return folder
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    lock = FileLock(f"{folder}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # on a file system without locks the last process that builds the folder wins
+            lock.acquire()
+        if not is_intact(folder):  # another process may have built it while this one waited
+            for remains in (folder, unfinished):  # damaged, or left by a build that was killed
+                shutil.rmtree(remains, ignore_errors=True)
+            unfinished.mkdir()
+            build(unfinished)
+            unfinished.rename(folder)
+    except OSError as error:
+        raise LapError(
+            f"cannot write {folder} ({error.strerror}); free some space, or set LAP_CACHE to another folder"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        lock.release()
+    return folder
+
+
 def read_rows(path: Path) -> Iterator[Any]:
-    """Yield rows as dictionaries (csv: lists of cells), without checking their content."""
+    """Yield the rows of a file, without checking their content."""
     for _, rows in _batches(path, None):
         yield from rows
 
@@ -39,33 +76,30 @@ def count_rows(path: Path) -> int:
 
 
 def read_plain_text(path: Path) -> str:
-    with _readable(path):
-        return path.read_text(encoding="utf-8-sig")
+    with _readable(path), path.open("rb") as raw, io.TextIOWrapper(_unpacked(path, raw), "utf-8-sig") as file:
+        return file.read()
 
 
 def is_text(name: str) -> bool:
-    return name.endswith((".txt", ".txt.gz", ".md"))
+    return name.endswith((".txt", ".txt.gz"))
 
 
 def read_documents(path: Path, column: str = "text") -> Iterator[tuple[float, list[str | None]]]:
     """Yield the fraction of a file read so far and its next documents: those of a column (None for null); a text
     file is one."""
     if is_text(path.name):
-        with _readable(path), path.open("rb") as raw, io.TextIOWrapper(_unpacked(path, raw), "utf-8-sig") as file:
-            yield 1.0, [file.read()]
+        yield 1.0, [read_plain_text(path)]
         return
     numbers = count(1)
     for fraction, rows in _batches(path, column):
         for row in rows:
-            number = next(numbers)
+            where = f"{path}, row {next(numbers)}"
             if not isinstance(row, dict) or column not in row:
                 it_has = ", ".join(map(str, list(row)[:50])) if isinstance(row, dict) else "none"
-                raise DataError(
-                    f"{path}, row {number}, has no column {column}; it has {it_has}: name one with data.column"
-                )
+                raise DataError(f"{where}, has no column {column}; it has {it_has}: name one with data.column")
             if not isinstance(row[column], str | None):
                 kind = type(row[column]).__name__
-                raise DataError(f"{path}, row {number}: {column} is {kind}, not text; set data.column to another")
+                raise DataError(f"{where}: {column} is {kind}, not text; set data.column to another")
         yield fraction, [row[column] for row in rows]
 
 
@@ -101,11 +135,11 @@ def _batches(path: Path, column: str | None) -> Iterator[tuple[float, list[Any]]
                 while some := list(islice(rows, _ROWS)):
                     yield raw.tell() / size, some
         elif path.name.endswith(".csv"):
-            yield 1.0, list(csv.reader(io.StringIO(read_plain_text(path), newline="")))
+            yield 1.0, list(csv.DictReader(io.StringIO(read_plain_text(path), newline="")))
         elif path.name.endswith(".json") and isinstance(rows := json.loads(read_plain_text(path)), list):
             yield 1.0, rows
         else:  # blobs of the hub's cache have no suffix, but the links to them do
-            raise DataError(f"{path} is not a file of rows; expected one of {', '.join(ROW_SUFFIXES)}")
+            raise DataError(f"{path} is not a file of rows; expected one of {', '.join(SUFFIXES)}")
 
 
 def _json_lines(lines: Any, path: Path) -> Iterator[Any]:

@@ -1,13 +1,17 @@
+import errno
 import gzip
 import json
+import os
+import threading
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lapcli.data import file_formats
-from lapcli.data.file_formats import read_documents
-from lapcli.runtime.errors import DataError
+from lapcli.data import files
+from lapcli.data.files import build_once, read_documents
+from lapcli.runtime.errors import DataError, LapError
 
 
 def read(path, column="text"):
@@ -42,7 +46,7 @@ def test_a_wrong_parquet_column_lists_those_there_are(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_jsonl_with_blank_lines_and_nulls(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(file_formats, "_ROWS", 2)
+    monkeypatch.setattr(files, "_ROWS", 2)
     texts = ["one\n", None, "", "\ud83d\ude00 é \u2028", "last"]
     lines = [json.dumps({"id": 1, "text": text}) + "\n" for text in texts]
     path = written(tmp_path / name, "\ufeff" + "\n".join(lines).rstrip("\n"))
@@ -75,3 +79,56 @@ def test_text_that_is_not_utf8_is_named(tmp_path):
             read(written(tmp_path / "a.txt", "Übel\n".encode(encoding)))
     with pytest.raises(DataError, match=r"b\.jsonl:1 "):
         read(written(tmp_path / "b.jsonl", '{"text": "plain"}\n'.encode("utf-16le")))
+
+
+def test_csv_and_json_have_rows_too(tmp_path):
+    (tmp_path / "a.csv").write_text('text,n\n"one, two",1\n')
+    (tmp_path / "a.json").write_text('[{"text": "one, two"}]')
+    for name in ("a.csv", "a.json"):
+        assert read(tmp_path / name) == ["one, two"]
+
+
+def fill(folder):
+    (folder / "content").write_text("whole")
+
+
+def is_intact(folder):
+    return (folder / "content").is_file() and (folder / "content").read_text() == "whole"
+
+
+def test_one_builds_and_the_others_wait(tmp_path):
+    built = []
+
+    def slow(folder):
+        built.append(1)
+        time.sleep(0.2)
+        fill(folder)
+
+    # flock belongs to the open file, so threads exclude each other as processes do.
+    place = tmp_path / "a" / "key"
+    threads = [threading.Thread(target=build_once, args=(place, slow, is_intact)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1
+    assert is_intact(build_once(place, slow, is_intact))
+    assert len(built) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "named"),
+    [
+        (DataError("the reason"), DataError, "the reason"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), LapError, "key .*LAP_CACHE"),
+    ],
+)
+def test_a_failed_build_leaves_nothing_and_keeps_its_error(tmp_path, error, raised, named):
+    def fail(folder):
+        fill(folder)
+        raise error
+
+    with pytest.raises(raised, match=named):
+        build_once(tmp_path / "key", fail, is_intact)
+    assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]
+    assert is_intact(build_once(tmp_path / "key", fill, is_intact))
