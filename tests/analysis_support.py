@@ -133,7 +133,7 @@ TINY_SELF_SUPERVISED: dict[str, Any] = {
     "train": {"steps": 4, "batch": 8, "micro_batch": 8, "group": 8, "threads": 1},
     "optimizer": {"lr": 1e-3},
     "schedule": {"epoch_steps": 1, "warmup_epochs": 1, "teacher_warmup_epochs": 2},
-    "validation": {"every": 2, "neighbours": 5, "train_images": 50, "images": 30, "batch": 50},
+    "validation": {"every": 2, "neighbours": 5, "images": 30, "batch": 50},
     "checkpoint": {"every": 4, "keep": 1},
 }
 

@@ -20,8 +20,6 @@ class StageStart:
 
     def __init__(self, given: InitFrom, runs_dir: Path) -> None:
         self.given, source = given, open_weights(given, runs_dir)
-        if source.tokenizer is None:
-            raise UsageError(f"{source.shown} is not a GPT with its tokenizer; start from another run")
         self.tokenizer = source.tokenizer()
         self._model = GPTModel(**source.model)
 

@@ -209,8 +209,10 @@ def test_what_operators_learn_is_never_decayed_and_never_muons(tmp_path) -> None
     image, dino = image_recipe(model=size, optimizer={"weight_decay": 0.1}), dino_recipe(model=size)
     images = classification.Classification(image)
     images.model = build_vit(image.model)
+    texts = language_model.LanguageModel(text)
+    texts.build(torch.device("meta"))
     groups = [
-        *language_model.parameter_groups(text, GPT(language_model.gpt_config(text))),
+        *texts.parameter_groups(),
         *images.parameter_groups(),
         *schedules.parameter_groups(dino, StudentTeacher(dino.model)),
     ]
