@@ -89,7 +89,7 @@ def build(recipe_name: str, overrides: list[str]) -> SelfSupervised:
 def step_of(objective: SelfSupervised, loss: Callable[[CropBatch], Tensor], batch: CropBatch) -> Callable[[], float]:
     """Loss, gradients, update, teacher; as the loop does it, without clipping."""
     optimizers = Optimizers(objective.parameter_groups())
-    optimizers.set_learning_rates(0.1)
+    optimizers.set_rates(0.1)
 
     def step() -> float:
         value = loss(batch)

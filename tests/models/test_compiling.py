@@ -35,7 +35,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
 def train(objective: Any, steps: range) -> list[float]:
     optimizers, losses = Optimizers(objective.parameter_groups()), []
     for step in steps:
-        optimizers.set_learning_rates(0.01)
+        optimizers.set_rates(0.01)
         loss = objective.loss(objective.batch(step, 0))
         loss.backward()
         optimizers.step()

@@ -47,7 +47,7 @@ def test_it_is_timms_lamb_with_one_norm_over_all_groups():
     for step in range(4):
         set_gradients(named, step)
         set_gradients(other, step)
-        optimizers.set_learning_rates(0.5)
+        optimizers.set_rates(0.5)
         for group in stock.param_groups:
             group["lr"] = 1.5e-3
         optimizers.step()

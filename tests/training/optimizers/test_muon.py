@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapcli.training import muon
-from lapcli.training.muon import Muon, orthogonalise
+from lapcli.training import optimizers
+from lapcli.training.optimizers import Muon, orthogonalise
 
 torch.set_num_threads(2)
 
@@ -123,7 +123,7 @@ class TestStep:
     def test_stacks_of_any_size_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         results = []
         for largest in (1, 2 * 24 * 24, 2**26):
-            monkeypatch.setattr(muon, "_LARGEST_STACK", largest)
+            monkeypatch.setattr(optimizers, "_LARGEST_STACK", largest)
             params = [draw((24, 24), seed=i) for i in range(5)]
             train(Muon(params, lr=0.1), params, steps=2)
             results.append(torch.stack(params))

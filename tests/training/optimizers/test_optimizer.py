@@ -40,8 +40,7 @@ def optimizers_of(named: dict[str, Tensor]) -> Optimizers:
 
 def train(optimizers: Optimizers, named: dict[str, Tensor], steps: range) -> None:
     for step in steps:
-        optimizers.set_learning_rates(1 / (step + 1))
-        optimizers.set_options(step)
+        optimizers.set_rates(1 / (step + 1), step)
         for i, p in enumerate(named.values()):
             p.grad = draw(tuple(p.shape), 100 * step + i)
         optimizers.step()
