@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lapcli.heads.operator_attention import HeadOperators
+from lapcli.heads.laplacian import HeadOperators
 from lapcli.heads.plan import HeadPlan
 from lapcli.models.dino_vit import DinoViT
 from lapcli.models.gpt import GPT, rms_norm
@@ -106,7 +106,7 @@ class TimmAnatomy(Anatomy):
     causal = False
 
     def __init__(self, model: nn.Module) -> None:
-        from lapcli.heads.timm_attention import attention_layers, head_plan_of
+        from lapcli.heads.laplacianize import attention_layers, head_plan_of
 
         name = type(model).__name__
         blocks = getattr(model, "blocks", None)
@@ -133,7 +133,7 @@ class TimmAnatomy(Anatomy):
         return self.model.norm(x_BTC)  # type: ignore[operator]
 
     def heads(self, layer: int, x_BTC: Tensor, args: tuple, kwargs: Mapping[str, Any]) -> HeadInputs:
-        from lapcli.heads.timm_attention import queries_keys_values
+        from lapcli.heads.laplacianize import queries_keys_values
 
         block: Any = self.blocks[layer]
         attn = block.attn

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.heads.operator_attention import HeadOperators, initialise_operators
+from lapcli.heads.laplacian import HeadOperators, initialise_operators
 from lapcli.heads.plan import HeadPlan
 from lapcli.models.compiling import compiled
 from lapcli.recipe.dino import DinoModel

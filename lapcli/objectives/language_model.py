@@ -17,7 +17,7 @@ from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.data.text.tokens import TextData, describe_source, prepare_text, tokenise
 from lapcli.generation.engine import generate
-from lapcli.heads.operator_attention import operator_parameters
+from lapcli.heads.laplacian import operator_parameters
 from lapcli.measures.bits_per_byte import bits_per_byte
 from lapcli.models.compiling import pad_rows
 from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig

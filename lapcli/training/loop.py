@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lapcli import checkpoint
-from lapcli.heads.operator_attention import freeze_vanishing_biases
+from lapcli.heads.laplacian import freeze_vanishing_biases
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
