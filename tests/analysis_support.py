@@ -8,8 +8,7 @@ import torch
 
 import lapcli
 from lapcli.analysis.measurement import Settings
-from lapcli.measures.capture import Batch, Capture
-from lapcli.models.anatomy import anatomy_of
+from lapcli.measures.capture import Batch, Capture, anatomy_of
 from lapcli.models.gpt import GPT, GPTConfig
 
 

@@ -15,7 +15,7 @@ from lapcli.data.images.loader import count_workers
 from lapcli.data.images.sources import open_images
 from lapcli.data.text.tokens import prepare_text
 from lapcli.heads.plan import HeadPlan
-from lapcli.models.anatomy import Anatomy, anatomy_of
+from lapcli.measures.capture import Anatomy, anatomy_of
 from lapcli.objectives.objective import LoadedModel
 from lapcli.objectives.weights import check_timm_name, find_checkpoint, open_run, open_timm, text_of
 from lapcli.recipe.schema import CLASSES, FEATURES, LANGUAGE, TIMM, TextSource

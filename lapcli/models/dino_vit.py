@@ -211,19 +211,6 @@ class DinoViT(nn.Module):
         self._compiled_blocks = compiled(self._through_blocks)
         return self
 
-    def features(self, images_BCHW: Tensor, blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """Return (class token B x C, patches B x P x C) of each of the last `blocks` blocks, in order, all normed."""
-        if not 1 <= blocks <= len(self.blocks):
-            raise ValueError(f"there are {len(self.blocks)} blocks, got blocks={blocks}")
-        x_NC, groups = self._embed([images_BCHW], [None])
-        features = []
-        for number, block in enumerate(self.blocks, start=1):
-            x_NC = block(x_NC, groups)
-            if number > len(self.blocks) - blocks:
-                tokens_BTC = _by_image(self.norm(x_NC), groups)[0]
-                features.append((tokens_BTC[:, 0], tokens_BTC[:, 1:]))
-        return features
-
     def _embed(self, crops: Sequence[Tensor], masks: Sequence[Tensor | None]) -> tuple[Tensor, list[CropGroup]]:
         parts, groups = [], []
         for images_BCHW, mask_BP in zip(crops, masks, strict=True):

@@ -23,7 +23,7 @@ from lapcli.data.chat.mixture import (
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation.dialogue import transcript
 from lapcli.generation.engine import Engine, Sampling
-from lapcli.measures.bits_per_byte import bits_per_byte
+from lapcli.measures.tokens import bits_per_byte
 from lapcli.objectives.language_model import GPTObjective, learning_rate_multiplier
 from lapcli.objectives.objective import PlanFacts
 from lapcli.objectives.weights import Weights, inherited_tokenizer

@@ -18,7 +18,7 @@ from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.data.text.tokens import TextData, describe_source, prepare_text, tokenise
 from lapcli.generation.engine import generate
 from lapcli.heads.laplacian import operator_parameters
-from lapcli.measures.bits_per_byte import bits_per_byte
+from lapcli.measures.tokens import bits_per_byte
 from lapcli.models.compiling import pad_rows
 from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
 from lapcli.objectives.objective import LoadedModel, Objective, ParameterGroup, PlanFacts, decay_groups

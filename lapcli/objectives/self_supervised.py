@@ -26,8 +26,7 @@ from lapcli.data.images.crops import GLOBALS, BatchMasks, CropReader, mask_count
 from lapcli.data.images.image_set import ImageSet, ImageSubset
 from lapcli.data.images.loader import ImageBatches, seconds_to_read
 from lapcli.data.images.sources import ImageData
-from lapcli.measures.accuracy import evaluation_batches
-from lapcli.measures.nearest_neighbours import classify
+from lapcli.measures.accuracy import classify, evaluation_batches
 from lapcli.models import compiling
 from lapcli.models.dino_vit import Head, StudentTeacher, crop_flops
 from lapcli.objectives.classification import ImageObjective
