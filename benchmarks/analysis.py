@@ -95,7 +95,7 @@ def bench_vit() -> None:
     from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel, OpenedModel
     from lapcli.analysis.examples import DataOrigin, ImageExamples
     from lapcli.data.images.sources import Digits
-    from lapcli.models.anatomy import anatomy_of
+    from lapcli.measures.capture import anatomy_of
     from lapcli.models.vit import build_vit
     from lapcli.recipe.vision import ImageFiles, ViTModel
 
@@ -141,7 +141,7 @@ class _RandomText:
 def bench_gpt() -> None:
     """The paper's 20 layers at context 2048 with random weights, two sequences; mostly what `updates` takes."""
     from lapcli.analysis.analyzed_models import AnalyzedModel, OpenedModel
-    from lapcli.models.anatomy import anatomy_of
+    from lapcli.measures.capture import anatomy_of
     from lapcli.models.gpt import GPT, GPTConfig
     from lapcli.recipe.schema import LANGUAGE
 

@@ -9,7 +9,7 @@ import torch
 from measure import compare, mebibytes, peak_bytes
 from torch import Tensor
 
-from lapcli.heads.operator_attention import HeadOperators
+from lapcli.heads.laplacian import HeadOperators
 from lapcli.models.gpt import Attention, GPTConfig
 
 TARGET_TIME, TARGET_MEMORY = 1.03, 1.10

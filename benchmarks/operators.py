@@ -1,7 +1,6 @@
 """What each head operator costs: an attention layer of the GPT, forward and backward, half of its heads with it.
 
-CPU time of one thread against plain attention (compiled), peak memory (uncompiled), bytes of parameters, and the FLOPs
-that an operator declares for a token of the layer.
+CPU time of one thread against plain attention (compiled), peak memory (uncompiled), and bytes of parameters.
 """
 
 import argparse
@@ -47,17 +46,14 @@ def main() -> None:
     }
     times = compare(builders, builds=1, rounds=options.rounds, clock=time.process_time)
     print(f"attention layer, {options.tokens} tokens, width {WIDTH}, {HEADS} heads, half with the operator, one thread")
-    print(f"{'':<20}{'time':>8}{'peak':>14}{'ratio':>8}{'parameters':>14}{'FLOPs a token':>15}")
+    print(f"{'':<20}{'time':>8}{'peak':>14}{'ratio':>8}{'parameters':>14}")
     base = peak_bytes(forward_and_backward({}, options.tokens, False))
     for name, operators in chosen.items():
         memory = peak_bytes(forward_and_backward(operators, options.tokens, False))
         layer = build(operators, options.tokens)
         size = sum(p.numel() * p.element_size() for p in layer.operators.parameters())
-        flops = layer.config_plan.added_flops(WIDTH // HEADS, WIDTH) // 2  # of one of the two layers
         mark = " *" if name in TARGETED else ""
-        print(
-            f"{name:<20}{times[name]:>8.3f}{mebibytes(memory):>14}{memory / base:>8.3f}{size:>12} B{flops:>15,}{mark}"
-        )
+        print(f"{name:<20}{times[name]:>8.3f}{mebibytes(memory):>14}{memory / base:>8.3f}{size:>12} B{mark}")
     print(f"* target: time at most {TARGET} compiled")
 
 
@@ -69,7 +65,6 @@ def build(operators: dict[str, Any], tokens: int) -> Any:
     for name, p in layer.named_parameters():
         if "operators" not in name:
             torch.nn.init.normal_(p, std=0.02)
-    layer.config_plan = config.head_plan()
     return layer
 
 

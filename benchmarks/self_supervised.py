@@ -29,7 +29,6 @@ from lapcli.data.images.image_set import ImageSet
 from lapcli.data.images.loader import Example, seed_everything
 from lapcli.data.images.sources import open_images
 from lapcli.objectives.dino_losses import koleo_loss, patch_weights
-from lapcli.objectives.schedules import teacher_temperature
 from lapcli.objectives.self_supervised import CropBatch, SelfSupervised
 from lapcli.recipe import load_recipe
 from lapcli.runtime.ranks import World
@@ -54,7 +53,7 @@ def plain_targets(logits_NK: Tensor, temperature: float) -> Tensor:
 def plain_loss(objective: SelfSupervised, batch: CropBatch) -> Tensor:
     student, teacher = objective.model.student, objective.model.teacher
     train = objective.recipe.train
-    temperature, B = teacher_temperature(objective.recipe.schedule, batch.step), batch.images
+    temperature, B = objective.teacher_temperature(batch.step), batch.images
     with torch.no_grad():
         seen = teacher.backbone.tokens([batch.global_MCHW])[0]
         dino = plain_targets(teacher.dino_head.prototypes(teacher.dino_head(seen[:, 0])), temperature)
@@ -90,7 +89,7 @@ def build(recipe_name: str, overrides: list[str]) -> SelfSupervised:
 def step_of(objective: SelfSupervised, loss: Callable[[CropBatch], Tensor], batch: CropBatch) -> Callable[[], float]:
     """Loss, gradients, update, teacher; as the loop does it, without clipping."""
     optimizers = Optimizers(objective.parameter_groups())
-    optimizers.set_learning_rates(0.1)
+    optimizers.set_rates(0.1)
 
     def step() -> float:
         value = loss(batch)

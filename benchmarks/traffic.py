@@ -17,7 +17,7 @@ import torch
 
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.objectives import objective_of
-from lapcli.objectives.dino_losses import dino_loss, ibot_loss, sinkhorn_targets
+from lapcli.objectives.dino_losses import dino_loss, sinkhorn_targets, target_cross_entropy
 from lapcli.recipe import find_recipe, load_recipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import ComputePolicy
@@ -49,7 +49,8 @@ def sinkhorn(policy: ComputePolicy, iterations: int = 3) -> None:
 def ibot(policy: ComputePolicy) -> None:
     x_ND, prototypes_KD = torch.randn(ROWS, WIDTH).bfloat16().requires_grad_(), torch.randn(COLUMNS, WIDTH)
     targets_NK, weights_N = torch.empty(ROWS, COLUMNS), torch.full((ROWS,), 1 / ROWS)
-    ibot_loss(x_ND, prototypes_KD.requires_grad_(), targets_NK, weights_N, 0.1, policy).backward()
+    prototypes_KD.requires_grad_()
+    target_cross_entropy(x_ND, prototypes_KD, targets_NK, weights_N, 0.1, policy=policy)[0].backward()
 
 
 def dino(policy: ComputePolicy) -> None:

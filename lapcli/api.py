@@ -29,9 +29,9 @@ from lapcli.data.images.augmentation import evaluation_transform
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation import dialogue
 from lapcli.generation.engine import Engine, Sampling
-from lapcli.heads.transformers_attention import laplacianize
-from lapcli.objectives.loading import find_checkpoint, open_run
+from lapcli.heads.laplacianize import laplacianize
 from lapcli.objectives.objective import LoadedModel
+from lapcli.objectives.weights import find_checkpoint, open_run
 from lapcli.recipe import BaseRecipe, find_recipe, load_recipe
 from lapcli.recipe.schema import CHAT
 from lapcli.result_rows import results

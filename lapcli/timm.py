@@ -14,8 +14,8 @@ from timm.models.eva import vit_small_patch16_dinov3
 from timm.models.vision_transformer import vit_base_patch16_224
 from torch import nn
 
+from lapcli.heads.laplacianize import laplacianize
 from lapcli.heads.plan import HeadSpec
-from lapcli.heads.timm_attention import laplacianize
 from lapcli.models.dino_vit import TIMM_OPTIONS
 
 __all__: list[str] = []

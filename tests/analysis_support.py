@@ -8,8 +8,7 @@ import torch
 
 import lapcli
 from lapcli.analysis.measurement import Settings
-from lapcli.measures.capture import Batch, Capture
-from lapcli.models.anatomy import anatomy_of
+from lapcli.measures.capture import Batch, Capture, anatomy_of
 from lapcli.models.gpt import GPT, GPTConfig
 
 
@@ -133,7 +132,7 @@ TINY_SELF_SUPERVISED: dict[str, Any] = {
     "train": {"steps": 4, "batch": 8, "micro_batch": 8, "group": 8, "threads": 1},
     "optimizer": {"lr": 1e-3},
     "schedule": {"epoch_steps": 1, "warmup_epochs": 1, "teacher_warmup_epochs": 2},
-    "validation": {"every": 2, "neighbours": 5, "train_images": 50, "images": 30, "batch": 50},
+    "validation": {"every": 2, "neighbours": 5, "images": 30, "batch": 50},
     "checkpoint": {"every": 4, "keep": 1},
 }
 

@@ -25,7 +25,7 @@ TINY_CROPS: dict[str, Any] = {
         "teacher_momentum": [0.9, 1.0],
         "frozen_epochs": 1,
     },
-    "validation": {"every": 4, "train_images": 40, "images": 20, "neighbours": 5, "batch": 20},
+    "validation": {"every": 4, "images": 20, "neighbours": 5, "batch": 20},
     "checkpoint": {"every": 3, "keep": 3},
 }
 

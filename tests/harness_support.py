@@ -133,7 +133,7 @@ def evaluated(
     """`evaluate_run` as a dictionary."""
     from lapcli.evaluation.run_tasks import evaluate_run
     from lapcli.evaluation.tasks import new_request
-    from lapcli.objectives.loading import find_checkpoint
+    from lapcli.objectives.weights import find_checkpoint
 
     request = new_request(run, tasks, batch=batch, data=data, limit=limit, **options)
     return evaluate_run(request, find_checkpoint(run, "last"))

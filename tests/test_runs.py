@@ -25,7 +25,7 @@ from support import (
 )
 from sweep_support import write_recipe
 
-from lapcli.objectives.loading import find_checkpoint
+from lapcli.objectives.weights import find_checkpoint
 from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
 from lapcli.runs import find_run, named_run, newest_run, open_run, read_run, unlock
 from lapcli.runtime.errors import DataError, LapError, UsageError

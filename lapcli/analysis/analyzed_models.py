@@ -15,11 +15,10 @@ from lapcli.data.images.loader import count_workers
 from lapcli.data.images.sources import open_images
 from lapcli.data.text.tokens import prepare_text
 from lapcli.heads.plan import HeadPlan
-from lapcli.models.anatomy import Anatomy, anatomy_of
-from lapcli.objectives.loading import TIMM, check_timm_name, find_checkpoint, open_run, open_timm
+from lapcli.measures.capture import Anatomy, anatomy_of
 from lapcli.objectives.objective import LoadedModel
-from lapcli.objectives.weights import text_of
-from lapcli.recipe.schema import CLASSES, FEATURES, LANGUAGE, TextSource
+from lapcli.objectives.weights import check_timm_name, find_checkpoint, open_run, open_timm, text_of
+from lapcli.recipe.schema import CLASSES, FEATURES, LANGUAGE, TIMM, TextSource
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import shown_progress
@@ -181,7 +180,7 @@ def _stock(name: str, selection: Selection) -> AnalyzedModel:
     def open_() -> OpenedModel:
         device = torch.device(pick_device("auto"))
         seed = 0 if selection.init else None
-        loaded = open_timm(name, device, seed=seed, with_classifier=True)
+        loaded = open_timm(name, device, seed=seed)
         digits = replace(selection, data=selection.data or "builtin")
         return OpenedModel(anatomy_of(loaded.module), _images(loaded, digits))
 

@@ -49,7 +49,7 @@ def chat(
 
     from lapcli.generation.dialogue import COMMANDS, Dialogue, converse
     from lapcli.generation.engine import Sampling
-    from lapcli.objectives.loading import find_checkpoint, open_run
+    from lapcli.objectives.weights import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
 
     device = torch.device(pick_device(chat_run.recipe.train.device))

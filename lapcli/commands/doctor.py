@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import typer
 
 from lapcli.commands import options
-from lapcli.doctor.checks import Result, Status
 from lapcli.runtime.errors import ExitCode
 from lapcli.runtime.launch import Processes
 
@@ -38,7 +37,7 @@ def doctor(
     if nproc != "auto":
         Processes(nproc).here()  # refused before torch is imported
 
-    from lapcli.doctor.machine import examine_machine, versions
+    from lapcli.doctor.checks import Result, examine_machine, versions
 
     results: list[Result] = []
     # Checks take minutes, so that each is shown when it is done; with --json stdout has only the object.
@@ -48,7 +47,8 @@ def doctor(
             print(result.section, file=stream)
         results.append(result)
         print(result.to_text(), file=stream, flush=True)
-    counts = {status.value: sum(result.finding.status is status for result in results) for status in Status}
+    statuses = [result.finding.status for result in results]
+    counts = {status: statuses.count(status) for status in ("passes", "warns", "fails")}
     if as_json:
         print(json.dumps({**versions(), **counts, "checks": [result.to_dict() for result in results]}, indent=2))
     else:

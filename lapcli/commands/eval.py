@@ -78,7 +78,7 @@ def evaluate(
 
     say_start(f"{measured.path}: loading torch and the model")
     from lapcli.evaluation.run_tasks import evaluate_run, to_text
-    from lapcli.objectives.loading import find_checkpoint
+    from lapcli.objectives.weights import find_checkpoint
 
     device = measured.recipe.train.device
     weights = find_checkpoint(measured, checkpoint)

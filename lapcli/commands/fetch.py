@@ -40,12 +40,9 @@ def fetch(
 
     with shown_progress() as progress:
         objective: Any = objective_of(loaded)
-        if part is None:
-            fetched = objective.fetch(loaded, progress)
-        elif hasattr(objective, "fetch_part"):
-            fetched = objective.fetch_part(loaded, _share(part), progress)
-        else:
+        if part is not None and loaded.objective != "language_model":
             raise UsageError(f"--part: recipes of {loaded.objective} have no text to tokenise in parts; leave it out")
+        fetched = objective.fetch(loaded, progress, **({} if part is None else {"part": _share(part)}))
     if as_json:
         print(json.dumps(fetched, indent=2))
         return

@@ -63,7 +63,7 @@ def sample(
 
     from lapcli.generation import dialogue
     from lapcli.generation.engine import Engine, Sampling
-    from lapcli.objectives.loading import find_checkpoint, open_run
+    from lapcli.objectives.weights import find_checkpoint, open_run
     from lapcli.runtime.ranks import pick_device
 
     weights = find_checkpoint(chosen, checkpoint)

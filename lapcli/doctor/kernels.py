@@ -20,7 +20,7 @@ from lapcli.heads.laplacian import laplacian_attention
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.objectives.dino_losses import sinkhorn_targets, target_cross_entropy
 from lapcli.runtime.devices import ComputePolicy, prefer_attention_kernels
-from lapcli.training.muon import A, B, C, Muon
+from lapcli.training.optimizers import A, B, C, Muon
 
 CPU = torch.device("cpu")
 WRONG_KERNEL = "update torch and the driver; until then train with --set train.precision=float32 or train.device=cpu"

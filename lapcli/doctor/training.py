@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from lapcli.doctor.checks import REPORT, Check, Finding, fails, passes
+from lapcli.doctor.checks import REPORT, Finding, fails, passes
 from lapcli.runtime.files import write_json
 from lapcli.runtime.signals import end_with_parent
 from lapcli.training.metrics import last_step_metrics, read_metrics
@@ -26,7 +26,7 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "r
 
 
 class Training:
-    """A command in a process of its own, with its output in a file."""
+    """A `lap train` in a process of its own, with its output in a file."""
 
     def __init__(self, folder: Path, name: str, command: Sequence[str]) -> None:
         self.run, self._log = folder / "runs" / name, folder / f"{name}.log"
@@ -37,19 +37,17 @@ class Training:
             words = [sys.executable, "-m", *command]
             self.process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, preexec_fn=ending)
 
-    def output(self) -> str:
-        return self._log.read_text(errors="replace").strip()
-
-    def failure(self, hang: float = HANG) -> str | None:
+    def failure(self) -> str | None:
         """Wait for the end; return why the process failed, or None."""
         try:
-            code = self.process.wait(hang)
+            code = self.process.wait(HANG)
         except subprocess.TimeoutExpired:
-            return f"it did not end within {hang:.0f} s"
+            return f"it did not end within {HANG:.0f} s"
         finally:
             self.process.kill()  # on Linux its ranks end with it (PDEATHSIG)
             self.process.wait()
-        return f"it ended with {code}: {self.output().rpartition(chr(10))[2]}" if code else None
+        said = self._log.read_text(errors="replace").strip()
+        return f"it ended with {code}: {said.rpartition(chr(10))[2]}" if code else None
 
     def kill_after_steps(self, steps: int) -> str | None:
         """Kill the process with SIGKILL once its metrics have that step; return why that was not possible, or None."""
@@ -110,16 +108,6 @@ def check_ranks(folder: Path, ranks: int, device: str) -> Finding:
         losses.append([x["loss"] for x in read_metrics(training.run / "metrics.jsonl") if "loss" in x])
     worst = max(abs(one / other - 1) for one, other in zip(*losses, strict=True))
     said = f"losses of {ranks} ranks are those of one within {worst:.1e}, over {STEPS_TOGETHER} steps"
-    return (
-        passes(said, ranks=ranks) if worst < MOST_DIFFERENCE else fails(f"{said}; that is too far", step, ranks=ranks)
-    )
-
-
-def training_checks(folder: Path, device: str) -> list[Check]:
-    if device == "mps":  # Apple GPUs have no deterministic algorithms
-        return []
-    return [Check("training", "killed and resumed", partial(check_resume, folder, device))]
-
-
-def process_checks(folder: Path, ranks: int, device: str) -> list[Check]:
-    return [Check("processes", "as one process", partial(check_ranks, folder, ranks, device))]
+    if worst < MOST_DIFFERENCE:
+        return passes(said, ranks=ranks)
+    return fails(f"{said}; that is too far", step, ranks=ranks)

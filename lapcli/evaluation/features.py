@@ -47,7 +47,8 @@ class Backbone:
         """Return the class token (B, D) and the patches row by row (B, P, D) of normalised images."""
         model = self.model
         if isinstance(model, DinoViT):
-            return model.features(images_BCHW)[-1]
+            (tokens_BTD,) = model.tokens([images_BCHW])
+            return tokens_BTD[:, 0], tokens_BTD[:, 1:]
         tokens_BTD = model.forward_features(images_BCHW)
         return tokens_BTD[:, 0], tokens_BTD[:, model.num_prefix_tokens :]
 

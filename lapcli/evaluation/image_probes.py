@@ -31,7 +31,7 @@ from lapcli.evaluation.features import (
 )
 from lapcli.evaluation.settings import KnnProtocol, LinearProtocol
 from lapcli.evaluation.tasks import Score, wilson_interval
-from lapcli.measures.nearest_neighbours import classify
+from lapcli.measures.accuracy import classify
 from lapcli.recipe.vision import Augmentation, ImageSource
 from lapcli.runtime.errors import LapError, UsageError
 

@@ -11,7 +11,7 @@ from typing import Any
 from lapcli.checkpoint import Checkpoint
 from lapcli.data.files import digest
 from lapcli.evaluation.tasks import IMAGE_TASKS, Request, Score
-from lapcli.objectives.loading import open_run
+from lapcli.objectives.weights import open_run
 from lapcli.result_rows import add_rows, row
 from lapcli.runtime.files import write_json
 from lapcli.runtime.ranks import joined_world

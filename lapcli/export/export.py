@@ -18,7 +18,7 @@ from lapcli.export.huggingface import write_hf
 from lapcli.export.timm_folder import write_timm
 from lapcli.export.verification import LIBRARIES, Comparison, verify
 from lapcli.export.weights import DTYPES, ExportedModel, round_weights, write_safetensors
-from lapcli.objectives.loading import find_checkpoint, open_run
+from lapcli.objectives.weights import find_checkpoint, open_run
 from lapcli.runs import Run
 from lapcli.runtime import __version__
 from lapcli.runtime.errors import UsageError, from_os_error

@@ -61,10 +61,6 @@ class Operator:
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         raise NotImplementedError
 
-    def flops(self, head_size: int, width: int) -> int:
-        """Return the FLOPs per token and head in the forward, beyond those of plain attention."""
-        raise NotImplementedError
-
     def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learnt]:
         return {name: Learnt((heads,), start=getattr(self, name)) for name in getattr(self, "learn", ())}
 
@@ -122,8 +118,6 @@ class Combination(Operator):
     `U` is the uniform matrix over the visible keys: under a causal mask `m` is the cumulative mean.
     """
 
-    flops_per_channel: ClassVar[int]
-
     def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
         """Return a, b and c: numbers, or the learned ones of each head."""
         raise NotImplementedError
@@ -138,9 +132,6 @@ class Combination(Operator):
             y_BHTD = term_BHTD if y_BHTD is None else y_BHTD + term_BHTD
         return 0 * o_BHTD if y_BHTD is None else y_BHTD
 
-    def flops(self, head_size: int, width: int) -> int:
-        return self.flops_per_channel * head_size
-
 
 @dataclass(frozen=True)
 class Laplacian(Combination):
@@ -153,7 +144,6 @@ class Laplacian(Combination):
     name = "laplacian"
     letter = "L"
     rows_sum_to_zero = True
-    flops_per_channel = 1
 
     def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
         return 1.0, -1.0, 0.0
@@ -171,7 +161,6 @@ class Mix(Combination):
     name = "mix"
     letter = "M"
     learnable = ("alpha", "beta")
-    flops_per_channel = 3
 
     alpha: float = 0.0
     beta: float = 1.0
@@ -187,7 +176,6 @@ class Attention(Combination):
 
     name = "attention"
     letter = "A"
-    flops_per_channel = 0
 
     def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
         return 0.0, 1.0, 0.0
@@ -199,7 +187,6 @@ class ValueOnly(Combination):
 
     name = "value-only"
     letter = "V"
-    flops_per_channel = 0
 
     def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
         return 1.0, 0.0, 0.0
@@ -217,7 +204,6 @@ class Centered(Combination):
     letter = "C"
     rows_sum_to_zero = True
     needs = frozenset({MEAN})
-    flops_per_channel = 3  # a sum, a division, a difference
 
     def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
         return 0.0, 1.0, -1.0
@@ -236,7 +222,6 @@ class AttnScale(Combination):
     letter = "S"
     needs = frozenset({MEAN})
     learnable = ("strength",)
-    flops_per_channel = 5
 
     strength: float = 0.0
     learn: tuple[str, ...] = ("strength",)
@@ -260,7 +245,6 @@ class Shaped(Combination):
     letter = "H"
     needs = frozenset({MEAN})
     learnable = ("alpha", "beta", "gamma")
-    flops_per_channel = 7
 
     alpha: float = 1.0
     beta: float = 1.0
@@ -301,9 +285,6 @@ class Exclusive(Operator):
             along_BHT1 = along_BHT1 * state.parameters["gate"].tanh()[:, None, None]
         return o_BHTD - along_BHT1 * v_BHTD
 
-    def flops(self, head_size: int, width: int) -> int:
-        return 6 * head_size  # two dot products, a product, a difference
-
 
 @dataclass(frozen=True)
 class Gate(Operator):
@@ -330,10 +311,6 @@ class Gate(Operator):
         weight_IC = state.parameters["weight"].to(state.x_BTC.dtype)
         gates_BTI = (state.x_BTC @ weight_IC.mT).sigmoid()  # I: H gates, or H x D
         return o_BHTD * gates_BTI.unflatten(-1, (o_BHTD.shape[1], -1)).transpose(1, 2)
-
-    def flops(self, head_size: int, width: int) -> int:
-        gates = head_size if self.form == "elementwise" else 1
-        return gates * 2 * width + head_size
 
 
 OPERATORS: Registry[type[Operator]] = Registry(

@@ -86,11 +86,6 @@ class HeadPlan:
         names = [claim.operator.name for claim in reversed(self.layers[layer]) for _ in range(claim.heads)]
         return ["attention"] * (self.heads - len(names)) + names
 
-    def added_flops(self, head_size: int, width: int) -> int:
-        """Return the FLOPs of all operators per token in the forward."""
-        claims = (claim for layer in self.layers for claim in layer)
-        return sum(claim.heads * claim.operator.flops(head_size, width) for claim in claims)
-
     def grid(self) -> str:
         """Format the plan with a row per layer and a letter per head; equal neighbours share a row."""
         return "\n".join(f"{name:<14}" + " ".join(self.letters(layer)) for name, layer in self._stretches())

@@ -1,4 +1,4 @@
-"""Measures of tokens: eigenvalues, k_alpha and cosine similarity as pure functions, and their statistics.
+"""Measures of tokens as pure functions: bits per byte, eigenvalues, k_alpha, cosine similarity; and their statistics.
 
 Means and spreads of a stream are merged batch by batch in float64 (Welford's update in the form of Chan et al.), so
 that memory does not grow with the number of examples.
@@ -11,18 +11,27 @@ Shapes: B sequences, T tokens, D channels or numbers, R = min(T, D) ranks, N tok
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lapcli.runtime.devices import has_float64
+from lapcli.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 #: Below this share of the tokens' squared length, the remainder after centring is rounding error.
 ROUNDING = 1e-20
+
+
+def bits_per_byte(nats: float, count: float, text: str) -> float:
+    """Convert `nats` over `count` bytes. A text without bytes is an error: 0.0 would be the best possible result."""
+    if count <= 0:
+        raise DataError(f"{text} has no bytes, so that bits per byte are not defined; hold out other or more text")
+    return nats / (math.log(2) * count)
 
 
 def to_float64(x: Tensor) -> Tensor:

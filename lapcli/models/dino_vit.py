@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.heads.operator_attention import HeadOperators, initialise_operators
+from lapcli.heads.laplacian import HeadOperators, initialise_operators
 from lapcli.heads.plan import HeadPlan
 from lapcli.models.compiling import compiled
 from lapcli.recipe.dino import DinoModel
@@ -210,19 +210,6 @@ class DinoViT(nn.Module):
         """Compile `tokens`, which training and its validation call."""
         self._compiled_blocks = compiled(self._through_blocks)
         return self
-
-    def features(self, images_BCHW: Tensor, blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """Return (class token B x C, patches B x P x C) of each of the last `blocks` blocks, in order, all normed."""
-        if not 1 <= blocks <= len(self.blocks):
-            raise ValueError(f"there are {len(self.blocks)} blocks, got blocks={blocks}")
-        x_NC, groups = self._embed([images_BCHW], [None])
-        features = []
-        for number, block in enumerate(self.blocks, start=1):
-            x_NC = block(x_NC, groups)
-            if number > len(self.blocks) - blocks:
-                tokens_BTC = _by_image(self.norm(x_NC), groups)[0]
-                features.append((tokens_BTC[:, 0], tokens_BTC[:, 1:]))
-        return features
 
     def _embed(self, crops: Sequence[Tensor], masks: Sequence[Tensor | None]) -> tuple[Tensor, list[CropGroup]]:
         parts, groups = [], []

@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lapcli.heads.operator_attention import HeadOperators, initialise_operators
+from lapcli.heads.laplacian import HeadOperators, initialise_operators
 from lapcli.models.chunked_loss import Reduction, softcapped_cross_entropy
 from lapcli.models.compiling import compiled
 from lapcli.recipe.schema import GATE_CHANNELS, GPTModel

@@ -12,8 +12,8 @@ from timm.layers.drop import DropPath
 from timm.models.deit import deit3_base_patch16_224
 from torch import nn
 
-from lapcli.heads.operator_attention import operator_parameters
-from lapcli.heads.timm_attention import set_operators
+from lapcli.heads.laplacian import operator_parameters
+from lapcli.heads.laplacianize import set_operators
 from lapcli.recipe.vision import ViTModel
 
 

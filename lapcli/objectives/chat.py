@@ -23,11 +23,10 @@ from lapcli.data.chat.mixture import (
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.generation.dialogue import transcript
 from lapcli.generation.engine import Engine, Sampling
-from lapcli.measures.bits_per_byte import bits_per_byte
-from lapcli.objectives.language_model import GPTObjective
+from lapcli.measures.tokens import bits_per_byte
+from lapcli.objectives.language_model import GPTObjective, learning_rate_multiplier
 from lapcli.objectives.objective import PlanFacts
-from lapcli.objectives.schedules import learning_rate_multiplier
-from lapcli.objectives.weights import InitialWeights
+from lapcli.objectives.weights import Weights, inherited_tokenizer
 from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe
 from lapcli.runs import Run
 from lapcli.runtime.devices import to_device
@@ -49,11 +48,12 @@ class Chat(GPTObjective[ChatStageRecipe]):
         self.any_length = not self._packed
         self.unit = "tokens" if self._packed else "conversations"
 
-    def prepare(self, world: World, run: Run, initial: InitialWeights | None) -> dict[str, Any]:
-        if initial is None:
+    def prepare(self, world: World, run: Run, initial: Weights | None) -> dict[str, Any]:
+        tokenizer = inherited_tokenizer(self.recipe, run, initial)
+        if tokenizer is None:
             raise UsageError(f"{run.path} was imported and cannot be trained; use `lap sft RECIPE --run {run.name}`")
         with shown_progress(world.is_main) as progress:
-            self.use(initial.tokenizer(self.recipe), world, progress)
+            self.use(tokenizer, world, progress)
         self.save_tokenizer(run)
         train, held_out = self.train_rows, self.held_out_rows
         described = f"{train.describe()}; held out: {held_out.describe()}" if held_out else train.describe()
@@ -78,11 +78,25 @@ class Chat(GPTObjective[ChatStageRecipe]):
         turns = [conversation([{"role": "user", "content": prompt}]) for prompt in recipe.validation.prompts]
         self._prompts = [render_prompt(turn, tokenizer) for turn in turns]
         self.check_samples(self._prompts)
+        options: dict[str, Any] = {
+            "seed": recipe.seed,
+            "longest": recipe.model.context,
+            "needs_targets": recipe.loss == "assistant",
+            "progress": progress,
+        }
         train_sets, held_out_sets = data_sets_of(recipe)
-        self.train_rows = self._mixture(train_sets, progress)
-        self.held_out_rows = self._mixture(held_out_sets, progress) if held_out_sets else None
-        self._items = self._batches_of(self.train_rows)
-        self._held_out = self._batches_of(self.held_out_rows) if self.held_out_rows else None
+        self.train_rows = prepare_mixture(train_sets, tokenizer, **options)
+        self.held_out_rows = prepare_mixture(held_out_sets, tokenizer, **options) if held_out_sets else None
+
+        def batches_of(mixture: Mixture) -> ChatBatches:
+            only_marked = recipe.loss == "assistant"
+            if self._packed:
+                return PackedBatches(mixture, recipe.model.context, only_marked)
+            # nanochat's padding (chat_sft.py): its tokenizer has no token for it, and padding has no target.
+            return PaddedBatches(mixture, tokenizer.special("<|assistant_end|>"), only_marked)
+
+        self._items = batches_of(self.train_rows)
+        self._held_out = batches_of(self.held_out_rows) if self.held_out_rows else None
         scheduled = train.steps or max(1, int((train.epochs or 0) * self._items.per_epoch) // train.batch)
         self._scheduled_steps = scheduled  # also with `drop_last_update`, as upstream: the rates are those of all steps
         self.steps = max(1, scheduled - 1) if recipe.drop_last_update else scheduled
@@ -91,23 +105,6 @@ class Chat(GPTObjective[ChatStageRecipe]):
     @property
     def flops_per_step(self) -> float:
         return float(self.model.flops_per_token()) * self.recipe.train.batch * self._items.tokens_per_item
-
-    def _mixture(self, data_sets: Any, progress: Progress | None) -> Mixture:
-        return prepare_mixture(
-            data_sets,
-            self.tokenizer,
-            seed=self.recipe.seed,
-            longest=self.recipe.model.context,
-            needs_targets=self.recipe.loss == "assistant",
-            progress=progress,
-        )
-
-    def _batches_of(self, mixture: Mixture) -> ChatBatches:
-        only_marked = self.recipe.loss == "assistant"
-        if self._packed:
-            return PackedBatches(mixture, self.recipe.model.context, only_marked)
-        # nanochat's padding (chat_sft.py): its tokenizer has no token for it, and padding has no target.
-        return PaddedBatches(mixture, self.tokenizer.special("<|assistant_end|>"), only_marked)
 
     def batch(self, step: int, micro_step: int) -> _Batch:
         size, start = self.batches.batch, step * self.batches.batch

@@ -1,38 +1,141 @@
 """Image classification with a ViT: mixed images, soft targets, cross entropy or binary cross entropy, top-1 and top-5.
 
+The base of objectives on images, with their data, workers and loading, is here too.
+
 Shapes: B images, K classes.
 """
 
+import contextlib
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
+from lapcli.checkpoint import Checkpoint, load_weights
 from lapcli.data.images.augmentation import Mixer, normalise, training_transform
-from lapcli.data.images.loader import ImageBatches, Reader, seconds_to_read
-from lapcli.data.images.sources import ImageData
+from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, count_workers, seconds_to_read
+from lapcli.data.images.sources import ImageData, open_images
 from lapcli.data.sources import known_images
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models import compiling
 from lapcli.models.vit import build_vit, forward_flops, without_decay
-from lapcli.objectives.image_objective import ImageObjective
-from lapcli.objectives.objective import ParameterGroup, PlanFacts, decay_groups
+from lapcli.objectives.objective import LoadedModel, Objective, ParameterGroup, PlanFacts, decay_groups
 from lapcli.objectives.schedules import cosine_multiplier
-from lapcli.objectives.weights import InitialWeights
+from lapcli.objectives.weights import Weights
+from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.recipe.vision import ClassificationRecipe
 from lapcli.runs import Run
-from lapcli.runtime.devices import to_device
+from lapcli.runtime.devices import ComputePolicy, compute_policy, to_device
+from lapcli.runtime.environment import check_compiler
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 
+R = TypeVar("R", ClassificationRecipe, SelfSupervisedRecipe)
 
-def build_loss(recipe: ClassificationRecipe) -> nn.Module:
-    """Return the loss as a function of logits and class fractions. Binary: nonzero fractions become targets of 1."""
-    if recipe.train.loss == "binary_cross_entropy":
-        # Smoothing has to be 0: it gives every class a share, and beyond the threshold of 0 all targets would be 1.
-        return BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0, sum_classes=False)
-    return SoftTargetCrossEntropy()
+
+class ImageObjective(Objective[R]):
+    """Training on images. A subclass sets `image_size` (pixels of a side), `classes` (None: any number), and `use`."""
+
+    unit = "images"
+    classes: int | None = None
+    image_size: int
+    _images: ImageBatches
+    _loader: ImageLoader
+
+    def prepare(self, world: World, run: Run, initial: Weights | None) -> dict[str, Any]:
+        data = open_images(self.recipe.data, self.classes)
+        self.use(data, world)
+        self.notes += [data.note] if data.note else []
+        return {"data": data.description, "data_sha256": data.identity, "classes": data.train.classes}
+
+    def use(self, data: ImageData, world: World) -> None:
+        """Plan the batches of opened images."""
+        self.data, self.world = data, world
+        self.batches = self.plan_batches(world.size)
+        self.units_per_step = self.recipe.train.batch
+
+    def start_workers(self, reader: Any) -> None:
+        self._loader = ImageLoader(
+            reader,
+            self.examples,
+            micro_steps=self.batches.accumulation,
+            last=(self.steps - 1, self.batches.accumulation - 1),
+            workers=count_workers(self.recipe.data.workers, self.world.device),
+            device=self.world.device,
+        )
+
+    def examples(self, step: int, micro_step: int) -> list[Example]:
+        first = self.batches.first(micro_step, self.world.rank)
+        return self._images.examples(step, first, self.batches.micro_batch)
+
+    def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
+        train = self.recipe.train
+        self.policy = policy or compute_policy(device, train.precision, train.compile)
+        # Initialised on the CPU, so that one seed gives the same weights on every device.
+        with device if device.type == "meta" else contextlib.nullcontext():
+            model = self.new_model(self.recipe, self.recipe.seed)
+        self.model = model.to(device).train()
+        if self.policy.compiles:
+            check_compiler(device.type)
+            self.compile()
+
+    @classmethod
+    def new_model(cls, recipe: R, seed: int | None) -> nn.Module:
+        """Return the model, initialised from the seed, or with arbitrary weights if it is None."""
+        raise NotImplementedError
+
+    def compile(self) -> None:
+        """Compile the model in place."""
+
+    def describe_batch(self, step: int) -> str:
+        return self._images.identity(step)
+
+    def close(self) -> None:
+        if hasattr(self, "_loader"):
+            self._loader.close()
+
+    @classmethod
+    def load(
+        cls, run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False
+    ) -> LoadedModel:
+        recipe: Any = run.recipe
+        if checkpoint is None:
+            model = cls.new_model(recipe, recipe.seed)
+        else:
+            with torch.device("meta"):  # weights that are overwritten need no initialisation
+                model = cls.new_model(recipe, None)
+            # Buffers that are not in the state dict would stay unset; these models have none.
+            model.to_empty(device="cpu")
+            load_weights(checkpoint.weights, model, str(recipe.model.head_plan()))
+        objective = cls(recipe)
+        return LoadedModel.from_run(
+            run,
+            checkpoint,
+            cls.evaluated(model),
+            device,
+            images=recipe.data,
+            image_size=objective.image_size,
+            classes=objective.classes,
+        )
+
+    @classmethod
+    def evaluated(cls, model: Any) -> nn.Module:
+        """Return the part of the model to evaluate."""
+        return model
+
+    @classmethod
+    def fetch(cls, recipe: R, progress: Progress) -> dict[str, Any]:
+        data = open_images(recipe.data, cls(recipe).classes)
+        return {
+            "source": recipe.data.train,
+            "classes": len(data.train.classes),
+            "train_images": len(data.train),
+            "validation_images": len(data.validation),
+            "identity": data.identity,
+        }
 
 
 class Classification(ImageObjective[ClassificationRecipe]):
@@ -41,13 +144,16 @@ class Classification(ImageObjective[ClassificationRecipe]):
     def __init__(self, recipe: ClassificationRecipe) -> None:
         super().__init__(recipe)
         self.image_size, self.classes = recipe.model.image, recipe.model.classes
-        self._criterion = build_loss(recipe)
+        self._criterion: nn.Module = SoftTargetCrossEntropy()
+        if recipe.train.loss == "binary_cross_entropy":  # nonzero fractions of a class become targets of 1
+            # Smoothing has to be 0: it gives every class a fraction, and above the threshold of 0 all targets are 1.
+            self._criterion = BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0, sum_classes=False)
 
     @property
     def multiple(self) -> int:
         return 2 if self.recipe.data.mixing.is_on else 1  # images are mixed in pairs
 
-    def prepare(self, world: World, run: Run, initial: InitialWeights | None) -> dict[str, object]:
+    def prepare(self, world: World, run: Run, initial: Weights | None) -> dict[str, object]:
         facts = super().prepare(world, run, initial)
         epochs, per_epoch = self.recipe.schedule.warmup_epochs, self._images.steps_per_epoch
         # A run that was started with such a schedule may be resumed.
@@ -139,7 +245,9 @@ class Classification(ImageObjective[ClassificationRecipe]):
         tokens = (section.image // section.patch) ** 2 + 1
         return PlanFacts(
             steps=steps,
-            **self.image_facts(),
+            data=data.train,
+            example="images",
+            unit="image",
             read_seconds=seconds_to_read([section.image]),
             epochs=None if train.steps else train.epochs,
             values={"images": images, "tokens_per_image": tokens},

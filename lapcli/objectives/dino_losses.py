@@ -79,27 +79,13 @@ def dino_loss(
     return total, local_sum / max(1, images * local_pairs), global_sum / max(1, images * global_pairs)
 
 
-def ibot_loss(
-    student_ND: Tensor,
-    prototypes_KD: Tensor,
-    targets_NK: Tensor,
-    weights_N: Tensor,
-    temperature: float = 0.1,
-    policy: ComputePolicy | None = None,
-) -> Tensor:
-    """Compute the cross entropy at the masked patches of the M = G B global crops:
-
-        sum over the crops of (mean over the crop's masked patches) / M
-
-    divided by the number of all crops, including those without a mask. Rows are the masked patches, weighted by
-    `patch_weights`.
-    """
-    total, _ = target_cross_entropy(student_ND, prototypes_KD, targets_NK, weights_N, temperature, policy=policy)
-    return total
-
-
 def patch_weights(masks_MP: Tensor, hidden_N: Tensor) -> Tensor:
-    """Return 1 / (masked patches of its crop) / (all crops) for each masked patch, given its index among all M P."""
+    """Return iBOT's weight of each masked patch, given its index among all M P: the loss is
+
+        sum over the M = G B global crops of (mean over the crop's masked patches) / M
+
+    divided by the number of all crops, including those without a mask.
+    """
     counts_M = masks_MP.sum(1).clamp(min=1)
     return (1.0 / (counts_M * len(masks_MP)))[hidden_N // masks_MP.shape[1]]
 

@@ -16,21 +16,14 @@ from lapcli.checkpoint import Checkpoint, load_weights
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.data.text.tokens import TextData, TokenBatches, describe_source, prepare_text, tokenise
 from lapcli.generation.engine import generate
-from lapcli.heads.operator_attention import operator_parameters
-from lapcli.measures.bits_per_byte import bits_per_byte
+from lapcli.heads.laplacian import operator_parameters
+from lapcli.measures.tokens import bits_per_byte
 from lapcli.models.compiling import pad_rows
 from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
-from lapcli.objectives.objective import (
-    LoadedModel,
-    Objective,
-    ParameterGroup,
-    PlanFacts,
-    decay_groups,
-)
-from lapcli.objectives.schedules import learning_rate_multiplier, muon_momentum
-from lapcli.objectives.weights import InitialWeights, open_weights, tokenizer_for
+from lapcli.objectives.objective import LoadedModel, Objective, ParameterGroup, PlanFacts, decay_groups
+from lapcli.objectives.weights import Weights, inherited_tokenizer, open_weights, tokenizer_of
 from lapcli.recipe.optimizers import MuonSection
-from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, TokenizerSection
+from lapcli.recipe.schema import GPTRecipe, LanguageModelRecipe, PlateauSchedule
 from lapcli.runs import TOKENIZER, Run
 from lapcli.runtime.devices import ComputePolicy, compute_policy, to_device
 from lapcli.runtime.environment import check_compiler, runs_dir
@@ -45,50 +38,22 @@ def gpt_config(recipe: GPTRecipe) -> GPTConfig:
     return GPTConfig(**recipe.model.model_dump(), vocab=recipe.tokenizer.vocab)
 
 
-def parameter_groups(recipe: GPTRecipe, model: GPT) -> list[ParameterGroup]:
-    """Group the parameters as nanochat does; the AdamW rates shrink with the width, Muon's does not.
+def learning_rate_multiplier(schedule: PlateauSchedule, step: int, steps: int) -> float:
+    """Return the multiplier: linear warm-up, a plateau of 1, then linear warm-down to `final` at the end of the run."""
+    warmup, warmdown = round(schedule.warmup * steps), round(schedule.warmdown * steps)
+    if step < warmup:
+        return (step + 1) / warmup  # not 0 in the first step, which would do nothing
+    if step <= steps - warmdown:
+        return 1.0
+    left = (steps - step) / warmdown  # 1 / warmdown in the last update, not 0, as nanochat (base_train.py)
+    return left + (1 - left) * schedule.final
 
-    Any other optimizer updates all parameters at one rate.
-    """
-    named, settings = dict(model.named_parameters()), recipe.optimizer
-    if not isinstance(settings, MuonSection):  # recipe/loading.py put the section of another optimizer in its place
-        return decay_groups(settings, named, {*operator_parameters(model), *LAMBDAS})
-    width_factor = (recipe.model.width / settings.reference_width) ** -0.5
-    adamw = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": settings.weight_decay}
-    precision = settings.newton_schulz_precision
-    bf16 = precision == "bf16" or (precision == "auto" and model.policy is not None and model.policy.bf16)
-    muon = {"steps": settings.newton_schulz_steps, "dtype": torch.bfloat16 if bf16 else torch.float32}
-    embedding, head = ({name: named.pop(name)} for name in ("embed.weight", "head.weight"))
-    # Sorted, because the order of a set of names varies between processes, and sums over gradients with it.
-    learnt = {name: named.pop(name) for name in sorted(operator_parameters(model))}
-    undecayed, rate = {**adamw, "weight_decay": 0.0}, settings.operator_lr * width_factor
-    operators = [ParameterGroup("operators", "adamw", rate, learnt, undecayed)] if learnt else []
-    lambdas = {name: {name: named.pop(name)} for name in LAMBDAS if name in named}
-    values = {name: named.pop(name) for name in list(named) if name.startswith("value_embed.")}
-    # nanochat's of July 2026: these rates do not shrink with the width.
-    constants = {"residual_lambdas": (0.005, (0.8, 0.95), 0.05), "x0_lambdas": (0.5, (0.96, 0.95), 0.0)}
-    added = [
-        ParameterGroup(name, "adamw", lr, lambdas[name], {**adamw, "betas": betas, "weight_decay": decay})
-        for name, (lr, betas, decay) in constants.items()
-        if name in lambdas
-    ]
-    if values:
-        rate, options = settings.embedding_lr / 2 * width_factor, {"betas": (0.8, 0.995), "weight_decay": 0.01}
-        added.append(ParameterGroup("value embeddings", "adamw", rate, values, {**adamw, **options}))
-    return [
-        ParameterGroup(
-            "matrices",
-            "muon",
-            settings.lr,
-            named,
-            {**muon, "momentum": settings.momentum},
-            at_step=lambda step: {"momentum": muon_momentum(settings, step)},
-        ),
-        ParameterGroup("embedding", "adamw", settings.embedding_lr * width_factor, embedding, adamw),
-        ParameterGroup("head", "adamw", settings.head_lr * width_factor, head, adamw),
-        *operators,
-        *added,
-    ]
+
+def muon_momentum(optimizer: MuonSection, step: int) -> float:
+    if step >= optimizer.momentum_warmup:
+        return optimizer.momentum
+    fraction = step / optimizer.momentum_warmup
+    return (1 - fraction) * optimizer.momentum_start + fraction * optimizer.momentum
 
 
 class GPTObjective(Objective[R]):
@@ -105,9 +70,8 @@ class GPTObjective(Objective[R]):
         self.policy = policy or compute_policy(device, train.precision, compiles)
         with device if device.type == "meta" else contextlib.nullcontext():
             model = GPT(gpt_config(self.recipe), is_drawn=False)
-        if (
-            is_initialised and device.type != "meta"
-        ):  # on the CPU, so that a seed gives the same weights on every device
+        if is_initialised and device.type != "meta":
+            # On the CPU, so that a seed gives the same weights on every device.
             model.initialise(torch.Generator().manual_seed(self.recipe.seed))
         model.policy = self.policy
         if self.policy.bf16:
@@ -126,7 +90,51 @@ class GPTObjective(Objective[R]):
         return torch.bfloat16 if self.policy.bf16 and not learns else None
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        return parameter_groups(self.recipe, self.model)
+        """Group the parameters as nanochat does; the AdamW rates shrink with the width, Muon's does not.
+
+        Any other optimizer updates all parameters at one rate.
+        """
+        recipe, model = self.recipe, self.model
+        named, settings = dict(model.named_parameters()), recipe.optimizer
+        if not isinstance(settings, MuonSection):  # recipe/loading.py put the section of another optimizer in its place
+            return decay_groups(settings, named, {*operator_parameters(model), *LAMBDAS})
+        width_factor = (recipe.model.width / settings.reference_width) ** -0.5
+        adamw = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": settings.weight_decay}
+        precision = settings.newton_schulz_precision
+        bf16 = precision == "bf16" or (precision == "auto" and self.policy.bf16)
+        muon = {"steps": settings.newton_schulz_steps, "dtype": torch.bfloat16 if bf16 else torch.float32}
+        embedding, head = ({name: named.pop(name)} for name in ("embed.weight", "head.weight"))
+        # Sorted, because the order of a set of names varies between processes, and sums over gradients with it.
+        learnt = {name: named.pop(name) for name in sorted(operator_parameters(model))}
+        undecayed = {**adamw, "weight_decay": 0.0}
+        # The head's rate in nanochat, before the recipe's factor for the width.
+        operators = [ParameterGroup("operators", "adamw", 0.004 * width_factor, learnt, undecayed)] if learnt else []
+        lambdas = {name: {name: named.pop(name)} for name in LAMBDAS if name in named}
+        values = {name: named.pop(name) for name in list(named) if name.startswith("value_embed.")}
+        # nanochat's of July 2026: these rates do not shrink with the width.
+        constants = {"residual_lambdas": (0.005, (0.8, 0.95), 0.05), "x0_lambdas": (0.5, (0.96, 0.95), 0.0)}
+        added = [
+            ParameterGroup(name, "adamw", lr, lambdas[name], {**adamw, "betas": betas, "weight_decay": decay})
+            for name, (lr, betas, decay) in constants.items()
+            if name in lambdas
+        ]
+        if values:
+            rate, options = settings.embedding_lr / 2 * width_factor, {"betas": (0.8, 0.995), "weight_decay": 0.01}
+            added.append(ParameterGroup("value embeddings", "adamw", rate, values, {**adamw, **options}))
+        return [
+            ParameterGroup(
+                "matrices",
+                "muon",
+                settings.lr,
+                named,
+                {**muon, "momentum": settings.momentum},
+                at_step=lambda step: {"momentum": muon_momentum(settings, step)},
+            ),
+            ParameterGroup("embedding", "adamw", settings.embedding_lr * width_factor, embedding, adamw),
+            ParameterGroup("head", "adamw", settings.head_lr * width_factor, head, adamw),
+            *operators,
+            *added,
+        ]
 
     def synthetic_batch(self, examples: int, device: torch.device) -> Any:
         tokens_BT = torch.zeros(examples, self.recipe.model.context, dtype=torch.long, device=device)
@@ -185,8 +193,7 @@ class GPTObjective(Objective[R]):
         cls, run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False
     ) -> LoadedModel:
         recipe: Any = run.recipe
-        tokenizer = Tokenizer.from_file(run.path / TOKENIZER)
-        run.check_tokenizer(tokenizer.sha256)
+        tokenizer = tokenizer_of(run)
         # Evaluations have too many shapes to compile.
         changes = {"compile": False, **({"precision": "float32"} if float32 else {})}
         objective = cls(recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)}))
@@ -200,8 +207,8 @@ class GPTObjective(Objective[R]):
 class LanguageModel(GPTObjective[LanguageModelRecipe]):
     unit = "tokens"
 
-    def prepare(self, world: World, run: Run, initial: InitialWeights | None) -> dict[str, Any]:
-        tokenizer = self.recipe.tokenizer if initial is None else initial.tokenizer(self.recipe)
+    def prepare(self, world: World, run: Run, initial: Weights | None) -> dict[str, Any]:
+        tokenizer = inherited_tokenizer(self.recipe, run, initial) or self.recipe.tokenizer
         with shown_progress(world.is_main) as progress:
             data = prepare_text(self.recipe.data, tokenizer, progress=progress)
         self.use(data, world)
@@ -218,14 +225,12 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         )
         # The validation text in stream order: `shuffled` means that no order is drawn.
         self._validation = TokenBatches(data.validation, context=context, batch=1, seed=0, shuffled=True)
-        self._validation_sequences = max(
-            1, min(recipe.validation.tokens // context, self._validation.sequences_per_epoch)
-        )
+        wanted = recipe.validation.tokens // context
+        self._validation_sequences = max(1, min(wanted, self._validation.sequences_per_epoch))
         self._prompts = [[data.tokenizer.bos, *data.tokenizer.encode(prompt)] for prompt in recipe.validation.prompts]
         self.check_samples(self._prompts)
-        self.steps = train.steps or max(
-            1, int((train.epochs or 0) * self._sequences.sequences_per_epoch) // train.batch
-        )
+        sequences = int((train.epochs or 0) * self._sequences.sequences_per_epoch)
+        self.steps = train.steps or max(1, sequences // train.batch)
         self.units_per_step = train.batch * context
 
     @property
@@ -276,8 +281,14 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         return {"samples": [{"prompt": prompt, "continuation": text} for prompt, text in pairs]}
 
     @classmethod
-    def fetch(cls, recipe: LanguageModelRecipe, progress: Progress) -> dict[str, Any]:
-        prepared = prepare_text(recipe.data, _tokenizer_to_fetch(recipe), progress=progress)
+    def fetch(cls, recipe: LanguageModelRecipe, progress: Progress, part: slice | None = None) -> dict[str, Any]:
+        given = recipe.train.init_from
+        initial = None if given is None else open_weights(given, runs_dir())
+        tokenizer = inherited_tokenizer(recipe, None, initial) or recipe.tokenizer
+        if part is not None:  # a complete fetch, or the run, combines the parts
+            _, _, folders = tokenise(recipe.data, tokenizer, part, progress)
+            return {"source": recipe.data.train, "parts": len(folders[part]), "of_parts": len(folders)}
+        prepared = prepare_text(recipe.data, tokenizer, progress=progress)
         return {
             "source": recipe.data.train,
             **prepared.facts,
@@ -286,18 +297,5 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
             "tokenizer_sha256": prepared.tokenizer.sha256,
         }
 
-    @classmethod
-    def fetch_part(cls, recipe: LanguageModelRecipe, share: slice, progress: Progress) -> dict[str, Any]:
-        """Tokenise some parts of the text; a complete fetch, or the run, combines them."""
-        _, _, folders = tokenise(recipe.data, _tokenizer_to_fetch(recipe), share, progress)
-        return {"source": recipe.data.train, "parts": len(folders[share]), "of_parts": len(folders)}
-
     def plan_facts(self) -> PlanFacts:
-        recipe = self.recipe
-        data = describe_source(recipe.data)
-        return PlanFacts(data=data, **self.token_facts(recipe.train.steps))
-
-
-def _tokenizer_to_fetch(recipe: LanguageModelRecipe) -> TokenizerSection | Tokenizer:
-    given = recipe.train.init_from
-    return recipe.tokenizer if given is None else tokenizer_for(open_weights(given, runs_dir()), recipe)
+        return PlanFacts(data=describe_source(self.recipe.data), **self.token_facts(self.recipe.train.steps))

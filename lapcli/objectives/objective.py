@@ -10,8 +10,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from lapcli.runtime.ranks import World
 
 if TYPE_CHECKING:
     from lapcli.data.text.tokenizer import Tokenizer
-    from lapcli.objectives.weights import InitialWeights
+    from lapcli.objectives.weights import Weights
 
 R = TypeVar("R", bound=BaseRecipe)
 
@@ -108,12 +107,10 @@ class LoadedModel:
     name: str
     module: nn.Module
     gives: frozenset[str]
-    weights: Literal["trained", "untrained", "pretrained"]
     weights_sha256: str | None
     step: int | None
     device: torch.device
     run: Run | None = None
-    file: Path | None = None  # of the weights
     tokenizer: "Tokenizer | None" = None  # of language models
     images: ImageFiles | None = None  # their normalisation, and the source that it was trained on
     image_size: int | None = None  # pixels of a side
@@ -128,7 +125,6 @@ class LoadedModel:
             name=run.name,
             module=module.to(device),
             gives=run.recipe.gives,
-            weights="untrained" if checkpoint is None else "trained",
             weights_sha256=None if checkpoint is None else checkpoint.weights_sha256,
             step=0 if checkpoint is None else checkpoint.step,
             device=device,
@@ -170,9 +166,7 @@ class Objective(ABC, Generic[R]):
     """
 
     unit = "examples"  # of throughput: tokens, images, ...
-    best_metric: str | None = (
-        None  # metric of `validate` whose maximum marks the best checkpoint; None: keep the newest
-    )
+    best_metric: str | None = None  # of `validate`, whose maximum marks the best checkpoint; None: keep the newest
 
     # Set by `prepare`
     world: World
@@ -203,10 +197,10 @@ class Objective(ABC, Generic[R]):
         """FLOPs of a step over all processes, by formula, for the model FLOPs utilisation."""
 
     @abstractmethod
-    def prepare(self, world: World, run: Run, initial: "InitialWeights | None") -> dict[str, Any]:
+    def prepare(self, world: World, run: Run, initial: "Weights | None") -> dict[str, Any]:
         """Read the data and plan the batches, on every rank; return facts for `run.json`, `data_sha256` among them.
 
-        `initial` are the weights that the run starts from, if the recipe names any.
+        `initial` are the weights to start from, if the recipe names any and the run has no checkpoint.
         """
 
     @abstractmethod

@@ -1,8 +1,8 @@
-"""Schedules: learning rates and Muon's momentum; for self-supervised training also weight decay, temperature and the
-teacher's momentum, with the student's parameter groups (rates by depth, decay by name, backbone and heads clipped
-separately). Steps count from 0, before the update.
+"""Schedules of the vision objectives; for self-supervised training also the student's parameter groups, with rates by
+depth, decay by name, and backbone and heads clipped separately. Steps count from 0, before the update.
 
-In self-supervised training an epoch is `schedule.epoch_steps` steps, whatever the number of images."""
+In self-supervised training an epoch is `schedule.epoch_steps` steps, whatever the number of images.
+"""
 
 import math
 import re
@@ -12,27 +12,7 @@ from typing import Any
 from lapcli.models.dino_vit import StudentTeacher
 from lapcli.objectives.objective import ParameterGroup
 from lapcli.recipe.dino import SelfSupervisedRecipe, SelfSupervisedSchedule
-from lapcli.recipe.optimizers import MuonSection
-from lapcli.recipe.schema import PlateauSchedule
 from lapcli.recipe.vision import CosineSchedule
-
-
-def learning_rate_multiplier(schedule: PlateauSchedule, step: int, steps: int) -> float:
-    """Return the multiplier: linear warm-up, a plateau of 1, then linear warm-down to `final` at the end of the run."""
-    warmup, warmdown = round(schedule.warmup * steps), round(schedule.warmdown * steps)
-    if step < warmup:
-        return (step + 1) / warmup  # not 0 in the first step, which would do nothing
-    if step <= steps - warmdown:
-        return 1.0
-    left = (steps - step) / warmdown  # 1 / warmdown in the last update, not 0, as nanochat (base_train.py)
-    return left + (1 - left) * schedule.final
-
-
-def muon_momentum(optimizer: MuonSection, step: int) -> float:
-    if step >= optimizer.momentum_warmup:
-        return optimizer.momentum
-    share = step / optimizer.momentum_warmup
-    return (1 - share) * optimizer.momentum_start + share * optimizer.momentum
 
 
 def cosine_multiplier(schedule: CosineSchedule, peak: float, step: int, steps: int, steps_per_epoch: int) -> float:
@@ -78,25 +58,6 @@ def rate_multiplier(schedule: SelfSupervisedSchedule, peak: float, step: int, st
     return half_cosine(peak, schedule.final_lr, step - warmup, steps - warmup) / peak
 
 
-def weight_decay(schedule: SelfSupervisedSchedule, start: float, step: int, steps: int) -> float:
-    end = start if schedule.final_weight_decay is None else schedule.final_weight_decay
-    return half_cosine(start, end, step, steps)
-
-
-def teacher_momentum(schedule: SelfSupervisedSchedule, step: int, steps: int) -> float:
-    start, end = schedule.teacher_momentum
-    return half_cosine(start, end, step, steps)
-
-
-def teacher_temperature(schedule: SelfSupervisedSchedule, step: int) -> float:
-    start, end = schedule.teacher_temperature
-    return ramp(start, end, step, round(schedule.teacher_warmup_epochs * schedule.epoch_steps))
-
-
-def prototypes_are_frozen(schedule: SelfSupervisedSchedule, step: int) -> bool:
-    return step < schedule.frozen_epochs * schedule.epoch_steps
-
-
 def backbone_multiplier(name: str, layers: int, decay: float, patch_multiplier: float) -> float:
     """Return decay^(layers - i) for block i, decay^(layers + 1) for tokens and patch embedding, 1 for the final norm.
 
@@ -137,8 +98,10 @@ def parameter_groups(recipe: SelfSupervisedRecipe, model: StudentTeacher) -> lis
 
 
 def _at_step(recipe: SelfSupervisedRecipe, decayed: bool, prototypes: bool, step: int) -> dict[str, float]:
-    schedule, start = recipe.schedule, recipe.optimizer.weight_decay
-    changed = {"weight_decay": weight_decay(schedule, start, step, recipe.steps)} if decayed else {}
-    if prototypes and prototypes_are_frozen(schedule, step):
+    schedule, start, changed = recipe.schedule, recipe.optimizer.weight_decay, {}
+    if decayed:
+        end = start if schedule.final_weight_decay is None else schedule.final_weight_decay
+        changed["weight_decay"] = half_cosine(start, end, step, recipe.steps)
+    if prototypes and step < schedule.frozen_epochs * schedule.epoch_steps:
         changed["lr"] = 0.0
     return changed

@@ -15,29 +15,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapcli.data.images.colours import Recolouring
 from lapcli.data.images.crops import GLOBALS, BatchMasks, CropReader, mask_counts
+from lapcli.data.images.image_set import ImageSet, ImageSubset
 from lapcli.data.images.loader import ImageBatches, seconds_to_read
 from lapcli.data.images.sources import ImageData
+from lapcli.measures.accuracy import classify, evaluation_batches
 from lapcli.models import compiling
 from lapcli.models.dino_vit import Head, StudentTeacher, crop_flops
-from lapcli.objectives.dino_losses import dino_loss, ibot_loss, koleo_loss, patch_weights, sinkhorn_targets
-from lapcli.objectives.image_objective import ImageObjective
-from lapcli.objectives.neighbours import neighbour_accuracy
+from lapcli.objectives.classification import ImageObjective
+from lapcli.objectives.dino_losses import dino_loss, koleo_loss, patch_weights, sinkhorn_targets, target_cross_entropy
 from lapcli.objectives.objective import ParameterGroup, PlanFacts
-from lapcli.objectives.schedules import (
-    parameter_groups,
-    peak_rate,
-    rate_multiplier,
-    teacher_momentum,
-    teacher_temperature,
-)
+from lapcli.objectives.schedules import half_cosine, parameter_groups, peak_rate, ramp, rate_multiplier
 from lapcli.recipe.dino import SelfSupervisedRecipe
 from lapcli.runtime.devices import ComputePolicy, to_device
 from lapcli.runtime.ranks import World
+
+NEIGHBOUR_KEYS = 10_000  # training images at most that vote at a validation, evenly spread
+VOTE_TEMPERATURE = 0.07  # of their votes, as in DINOv3's k-NN evaluation
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,15 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
                 step=0,
             )
 
+    def teacher_temperature(self, step: int) -> float:
+        schedule = self.recipe.schedule
+        start, end = schedule.teacher_temperature
+        return ramp(start, end, step, round(schedule.teacher_warmup_epochs * schedule.epoch_steps))
+
     def loss(self, batch: CropBatch) -> Tensor:
         """Return the loss; its parts are kept for `update_metrics`."""
         train = self.recipe.train
-        temperature = teacher_temperature(self.recipe.schedule, batch.step)
+        temperature = self.teacher_temperature(batch.step)
         student, teacher = self.model.student, self.model.teacher
         with torch.no_grad(), self.policy.autocast():
             (tokens_MTC,) = teacher.backbone.tokens([batch.global_MCHW])
@@ -148,8 +154,13 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         dino_MK = self._targets(teacher.dino_head, dino_MD, temperature)
 
         with self.policy.autocast():
-            global_MTC, local_LTC = self._student_tokens(batch)
-            class_SC = torch.cat([global_MTC[:, 0], local_LTC[:, 0]])
+            crops: list[Tensor] = [batch.global_MCHW]
+            masks: list[Tensor | None] = [batch.masks_MP]
+            if len(batch.local_LCHW):  # a recipe may have no local crops
+                crops, masks = [*crops, batch.local_LCHW], [*masks, None]
+            tokens = student.backbone.tokens(crops, masks)  # of all crops in one pass
+            global_MTC = tokens[0]
+            class_SC = torch.cat([crop_MTC[:, 0] for crop_MTC in tokens])
             class_SD = student.dino_head(class_SC)
             patch_ND = student.ibot_head(_patches(global_MTC, batch.hidden_N))
         tau = train.student_temperature
@@ -159,23 +170,13 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         del dino_MK  # N x K: freed before the targets of iBOT are computed
         ibot_NK = self._targets(teacher.ibot_head, ibot_ND, temperature)
         weights_N = patch_weights(batch.masks_MP, batch.hidden_N)
-        ibot = ibot_loss(
-            self._rows(patch_ND), student.ibot_head.prototypes.weight, ibot_NK, weights_N, tau, self.policy
-        )
+        prototypes_KD = student.ibot_head.prototypes.weight
+        ibot, _ = target_cross_entropy(self._rows(patch_ND), prototypes_KD, ibot_NK, weights_N, tau, policy=self.policy)
         koleo = koleo_loss(global_MTC[:, 0], GLOBALS, train.group)
         seen = {"loss_local": local_loss, "loss_global": global_loss, "loss_ibot": ibot, "loss_koleo": koleo}
         total = train.dino * dino + train.koleo * koleo + train.ibot * ibot
         self._seen.append({name: value.detach() for name, value in seen.items()})
         return total
-
-    def _student_tokens(self, batch: CropBatch) -> tuple[Tensor, Tensor]:
-        """Compute the tokens of global and local crops in one pass; without local crops the second has no rows."""
-        if not len(batch.local_LCHW):
-            (global_MTC,) = self.model.student.backbone.tokens([batch.global_MCHW], [batch.masks_MP])
-            return global_MTC, global_MTC[:0]
-        crops, masks = [batch.global_MCHW, batch.local_LCHW], [batch.masks_MP, None]
-        global_MTC, local_LTC = self.model.student.backbone.tokens(crops, masks)
-        return global_MTC, local_LTC
 
     def _targets(self, head: Head, x_ND: Tensor, temperature: float) -> Tensor:
         """Compute the teacher's targets, in float32 whatever the dtype of the logits."""
@@ -191,25 +192,48 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         return rate_multiplier(self.recipe.schedule, peak_rate(self.recipe), step, self.steps)
 
     def after_step(self, step: int) -> None:
-        self.model.update_teacher(teacher_momentum(self.recipe.schedule, step, self.steps))
+        start, end = self.recipe.schedule.teacher_momentum
+        self.model.update_teacher(half_cosine(start, end, step, self.steps))
 
     def update_metrics(self) -> dict[str, Tensor]:
         """Return the means over the micro-steps of this process."""
         seen, self._seen = self._seen, []
         return {name: torch.stack([part[name] for part in seen]).mean() for name in seen[0]}
 
+    @torch.no_grad()
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
+        """Return the k-NN accuracy of the teacher's class token, as DINOv3 votes, without fitting anything.
+
+        Shapes: N training and Q held-out images.
+        """
+        section, device = self.recipe.validation, self.world.device
+        keys, queries = spread(self.data.train, NEIGHBOUR_KEYS), spread(self.data.validation, section.images)
         with self.policy.autocast():
-            accuracy = neighbour_accuracy(
-                self.model.teacher.backbone,
-                self.data,
-                self.recipe,
-                self.world,
-                workers=self._loader.workers,
-                pads=self.policy.compiles,
-                stop_if_asked=stop_if_asked,
-            )
-        return {"validation_knn": accuracy}
+            keys_NC, queries_QC = (self.class_tokens(part, stop_if_asked) for part in (keys, queries))
+        labels_N, labels_Q = (torch.from_numpy(part.labels).to(device) for part in (keys, queries))
+        k, unit_keys_NC = min(section.neighbours, len(keys)), F.normalize(keys_NC, dim=1)
+        predicted_Q = classify(queries_QC, unit_keys_NC, labels_N, len(keys.classes), [k], VOTE_TEMPERATURE)[k]
+        return {"validation_knn": float((predicted_Q == labels_Q).float().mean())}
+
+    def class_tokens(self, images: ImageSet, stop_if_asked: Callable[[], None] | None = None) -> Tensor:
+        """Return the class tokens of all images on every process; each computes some of them."""
+        recipe, backbone, world = self.recipe, self.model.teacher.backbone, self.world
+        tokens_NC = torch.zeros(len(images), backbone.width, device=world.device)
+        batches = evaluation_batches(
+            images,
+            recipe.data,
+            recipe.data.crops.global_size,
+            world,
+            recipe.validation.batch or recipe.train.micro_batch,
+            workers=self._loader.workers,
+            pads=self.policy.compiles,
+            stop_if_asked=stop_if_asked,
+        )
+        for rows, images_BCHW, _ in batches:
+            tokens_NC[rows.start : rows.stop] = backbone(images_BCHW)[: len(rows)].float()
+        if world.size > 1:
+            dist.all_reduce(tokens_NC)  # each row is zero on all ranks but one, so the sum gathers them
+        return tokens_NC
 
     def plan_facts(self) -> PlanFacts:
         recipe, crops, patch = self.recipe, self.recipe.data.crops, self.recipe.model.patch
@@ -218,10 +242,18 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         return PlanFacts(
             steps=recipe.steps,
             epochs=recipe.steps / recipe.schedule.epoch_steps,
-            **self.image_facts(),
+            data=recipe.data.train,
+            example="images",
+            unit="image",
             read_seconds=seconds_to_read([crops.global_size] * GLOBALS + [crops.local_size] * crops.locals),
             values={"images": images, "tokens_per_image": tokens},
         )
+
+
+def spread(images: ImageSet, most: int) -> ImageSet:
+    if len(images) <= most:
+        return images
+    return ImageSubset(images, np.linspace(0, len(images) - 1, most).astype(np.int64))
 
 
 def _patches(tokens_MTC: Tensor, places_N: Tensor) -> Tensor:
@@ -235,13 +267,12 @@ def image_flops(recipe: SelfSupervisedRecipe) -> int:
     model, crops = recipe.model, recipe.data.crops
     head, masks = model.head, recipe.data.masks
     body = 2 * (model.width * head.hidden + head.hidden**2 + head.hidden * head.bottleneck)
-    per_token = {name: body + 2 * head.bottleneck * count for name, count in _prototypes(recipe).items()}
+    per_token = {
+        name: body + 2 * head.bottleneck * count
+        for name, count in (("dino", head.dino_prototypes), ("ibot", head.ibot_prototypes))
+    }
     patches = (crops.global_size // model.patch) ** 2
     masked = GLOBALS * masks.probability * patches * sum(masks.ratio) / 2
     teacher = GLOBALS * (crop_flops(model, crops.global_size) + per_token["dino"]) + masked * per_token["ibot"]
     student = teacher + crops.locals * (crop_flops(model, crops.local_size) + per_token["dino"])
     return int(3 * student + teacher)  # a backward costs two forwards, and the teacher has none
-
-
-def _prototypes(recipe: SelfSupervisedRecipe) -> dict[str, int]:
-    return {"dino": recipe.model.head.dino_prototypes, "ibot": recipe.model.head.ibot_prototypes}

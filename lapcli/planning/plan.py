@@ -24,7 +24,6 @@ from lapcli.planning.step_trace import (
     TEMPORARY,
     UPDATE,
     StepTrace,
-    TooManyOperations,
     trace_step,
     trace_update,
 )
@@ -41,8 +40,6 @@ from lapcli.training.train import checkpoint_bytes, checkpoints_held
 #: 0.47 for its d20 on H100s, timm's ViT-B under AMP is between 0.3 and 0.4 on A100s, and crops of DINO are small.
 MFU = {"language_model": 0.4, "chat": 0.4, "classification": 0.33, "self_supervised": 0.15}
 OTHER_MFU = 0.3
-#: Tracing an operation takes a tenth of a millisecond. Only a loss with many chunks has more operations than this.
-MOST_OPERATIONS, FEW_OPERATIONS = 30_000, 6000
 
 
 def plan_training(
@@ -80,7 +77,6 @@ class TrainingPlan:
         self._recipe, self._device, self.device, train = recipe, device, device.name, recipe.train
         self._policy = device.policy(train.precision, train.compile)
         self._traces: dict[tuple[int, bool], StepTrace] = {}
-        self._too_many: float = math.inf  # examples whose step has more than MOST_OPERATIONS
         self._objective = self._built()
         model, groups = self._objective.model, self._objective.parameter_groups()
         self.batches = objective_of(recipe)(recipe).plan_batches(processes)
@@ -88,11 +84,6 @@ class TrainingPlan:
         self.steps = self.facts.steps
         section: Any = getattr(recipe, "model", None)
         self.heads: HeadPlan | None = section.head_plan() if isinstance(section, TransformerModel) else None
-        #: FLOPs that head operators add for a token, elementwise operations included (`flops` leave these out), forward
-        #: and backward: three times the forward's.
-        self.operator_flops = (
-            0 if self.heads is None else 3 * self.heads.added_flops(section.width // section.heads, section.width)
-        )
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.learning_rates = {group.name: group.lr for group in groups}
         self._trained = _bytes(p for p in model.parameters() if p.requires_grad)
@@ -133,27 +124,10 @@ class TrainingPlan:
         return objective
 
     def _trace(self, batches: BatchPlan) -> StepTrace:
-        """Trace a micro-batch.
-
-        A loss that processes its rows in small chunks has too many operations to trace for many examples. The trace is
-        then extrapolated from two smaller micro-batches, which fill the buffer of a chunk; all else grows linearly.
-        """
-        examples, keeps, size = batches.micro_batch, _keeps_gradients(batches), self._objective.multiple
-        if examples < self._too_many:
-            try:
-                return self._traced(examples, keeps)
-            except TooManyOperations:
-                self._too_many = examples
-        while 4 * size < examples and self._traced(size, keeps).operations < FEW_OPERATIONS:
-            size *= 2
-        start, end = self._traced(size, keeps), self._traced(2 * size, keeps)
-        return end.beyond(start, (examples - 2 * size) / size)
-
-    def _traced(self, examples: int, keeps: bool) -> StepTrace:
-        key = examples, keeps
+        """Trace a micro-batch."""
+        key = batches.micro_batch, _keeps_gradients(batches)
         if key not in self._traces:
-            limit = MOST_OPERATIONS if examples > 4 * self._objective.multiple else math.inf
-            self._traces[key] = trace_step(self._built(), examples, keeps, limit)
+            self._traces[key] = trace_step(self._built(), *key)
         return self._traces[key]
 
     def _peak(self, batches: BatchPlan) -> tuple[str, dict[str, int]]:
@@ -170,22 +144,24 @@ class TrainingPlan:
             # Accumulated gradients are complete until the last micro-step; without accumulation each block's are
             # reduced to shards as they appear.
             held[GRADIENTS] = self._trained // ranks + (self._trained if batches.accumulation > 1 else 0)
-            weights, optimizer = weights // ranks + self._gathered(), optimizer // ranks
+            sizes, rest = self._gathered()
+            keeps_all = self._recipe.train.shard == "gradients"  # else two shards at a time
+            gathered = rest + (sum(sizes) if keeps_all else 2 * max(sizes, default=0))
+            weights, optimizer = weights // ranks + gathered, optimizer // ranks
             # The buffer from which the gradients of a block are reduced.
             held[TEMPORARY] += max((_bytes(shard.parameters()) for shard in self._objective.shards()), default=0)
         held[ACTIVATIONS] += _bytes(self._objective.model.buffers())
         parts = {"weights": weights, "optimizer": optimizer, **held}
         return phase, {name: parts[name] for name in ("weights", GRADIENTS, "optimizer", ACTIVATIONS, TEMPORARY)}
 
-    def _gathered(self) -> int:
-        """Bytes of the weights that a process gathers from other shards: all, or two blocks and the rest."""
-        each, sharded = [], 0
+    def _gathered(self) -> tuple[list[int], int]:
+        """Return the bytes of the weights that a process gathers: of each shard, and of all others together."""
+        sizes, rest = [], _bytes(self._objective.model.parameters())
         for shard in self._objective.shards():
             dtype = self._objective.gathered_dtype(shard)
-            each.append(sum(p.numel() * (dtype or p.dtype).itemsize for p in shard.parameters()))
-            sharded += _bytes(shard.parameters())
-        rest = _bytes(self._objective.model.parameters()) - sharded
-        return rest + (sum(each) if self._recipe.train.shard == "gradients" else 2 * max(each, default=0))
+            sizes.append(sum(p.numel() * (dtype or p.dtype).itemsize for p in shard.parameters()))
+            rest -= _bytes(shard.parameters())
+        return sizes, rest
 
     def _largest(self) -> int:
         """Return the largest smaller micro_batch that fits; 0 if none does."""
@@ -214,13 +190,9 @@ class TrainingPlan:
         ranks, objective = self.batches.processes, self._objective
         if ranks == 1:
             return 0
+        sizes, rest = self._gathered()
         is_once = self._recipe.train.shard == "gradients"
-        gathered, rest = 0, _bytes(objective.model.parameters())
-        for shard in objective.shards():
-            dtype = objective.gathered_dtype(shard)
-            gathered += sum(p.numel() * (dtype or p.dtype).itemsize for p in shard.parameters())
-            rest -= _bytes(shard.parameters())
-        gathers = gathered + rest if is_once else self.batches.accumulation * (2 * gathered + rest)
+        gathers = sum(sizes) + rest if is_once else self.batches.accumulation * (2 * sum(sizes) + rest)
         reduced = sum(4 * p.numel() for p in objective.model.parameters() if p.requires_grad)
         muon = [group for group in objective.parameter_groups() if group.optimizer == "muon"]
         exchanged = 2 * sum(_bytes(group.parameters.values()) for group in muon) // ranks
@@ -289,24 +261,41 @@ class TrainingPlan:
         }
 
     def to_text(self) -> str:
-        flops = f"{self.flops_per_unit:,} for each {self.facts.unit}"
-        lines = [
-            ("parameters", f"{self.parameters:,}"),
-            *self._heads(),
-            ("steps", self._steps()),
-            ("batch", self._batch()),
+        batches, facts, lines = self.batches, self.facts, [("parameters", f"{self.parameters:,}")]
+        if self.heads is not None:
+            total, plan = self.heads.heads * len(self.heads.per_layer), self.heads
+            words = f"{plan.total} of {total} Laplacian (L)"
+            if not plan.is_laplacian:
+                letters = {c.operator.name: c.operator.letter for layer in plan.layers for c in layer}
+                named = ", ".join(f"{count} {name} ({letters[name]})" for name, count in plan.counts().items())
+                words = f"of {total}: {named}, the rest attention (A)"
+            lines.append(("heads", f"{words}\n{plan.grid()}"))
+        steps = "by epochs, known once the data is there" if self.steps is None else f"{self.steps:,}"
+        batch = f"{batches.batch:,} {facts.example}"
+        if facts.units_per_example > 1:
+            batch += f", {batches.batch * facts.units_per_example:,} {facts.unit}s a step"
+        processes = f"{batches.processes} process{'es' if batches.processes > 1 else ''}"
+        flops = f"{self.flops_per_unit:,} for each {facts.unit}"
+        lines += [
+            ("steps", steps + (f", {facts.epochs:g} epochs" if facts.epochs else "")),
+            (
+                "batch",
+                f"{batch}\n{processes} x {batches.micro_batch} {facts.example} x {batches.accumulation} accumulated",
+            ),
             ("learning rate", ", ".join(f"{rate:.6g} {group}" for group, rate in self.learning_rates.items())),
             ("FLOPs", flops + ("" if self.flops is None else f", {self.flops:.3e} in all")),
             ("memory", self._memory()),
             ("disk", f"{gigabytes(self.disk_bytes)} for checkpoints of {gigabytes(self.checkpoint_bytes)}"),
-            (
-                "cores",
-                f"{self.reading_cores:,} decode images as fast as the devices train" if self.reading_cores else "",
-            ),
-            *self._communicating(),
-            ("time", self._time()),
-            ("data", self.facts.data),
         ]
+        if self.reading_cores:
+            lines.append(("cores", f"{self.reading_cores:,} decode images as fast as the devices train"))
+        if self.communication_bytes:
+            sent = f"{gigabytes(self.communication_bytes)} sent by each process in a step"
+            if self._device.link:
+                seconds = self.communication_bytes / self._device.link
+                sent += f", at least {seconds:.3g} s between GPUs of one machine; a part of it overlaps with the step"
+            lines.append(("sharing", sent))
+        lines += [("time", self._time()), ("data", facts.data)]
         return "\n".join(
             part
             for name, text in lines
@@ -314,55 +303,24 @@ class TrainingPlan:
             for part in wrapped(line, f"{name if number == 0 else '':<15}")
         )
 
-    def _heads(self) -> list[tuple[str, str]]:
-        if self.heads is None:
-            return []
-        laplacian, heads = sum(self.heads.per_layer), self.heads.heads * len(self.heads.per_layer)
-        if self.heads.is_laplacian:
-            return [("heads", f"{laplacian} of {heads} Laplacian (L)\n{self.heads.grid()}")]
-        letters = {c.operator.name: c.operator.letter for layer in self.heads.layers for c in layer}
-        words = ", ".join(f"{count} {name} ({letters[name]})" for name, count in self.heads.counts().items())
-        added = f"operators add {self.operator_flops:,} FLOPs for each token"
-        return [("heads", f"of {heads}: {words}, the rest attention (A)\n{self.heads.grid()}\n{added}")]
-
-    def _steps(self) -> str:
-        steps = "by epochs, known once the data is there" if self.steps is None else f"{self.steps:,}"
-        return steps + (f", {self.facts.epochs:g} epochs" if self.facts.epochs else "")
-
-    def _batch(self) -> str:
-        batches, facts = self.batches, self.facts
-        units = batches.batch * facts.units_per_example
-        whole = f"{batches.batch:,} {facts.example}"
-        whole += f", {units:,} {facts.unit}s a step" if facts.units_per_example > 1 else ""
-        processes = f"{batches.processes} process{'es' if batches.processes > 1 else ''}"
-        return f"{whole}\n{processes} x {batches.micro_batch} {facts.example} x {batches.accumulation} accumulated"
-
     def _memory(self) -> str:
         total = f"{gigabytes(self.memory_total)} a process, estimated, in {self.precision}"
         parts = ", ".join(f"{part} {gigabytes(size)}" for part, size in self.memory.items())
-        return "\n".join([f"{total}; peak in the {self.memory_peak_in}", parts, self._fit()])
-
-    def _fit(self) -> str:
         if self.memory_limit is None:
-            return f"the memory of {self.device} is unknown"
-        limit = f"the {gigabytes(self.memory_limit)} that a process has on {self.device}"
-        if self.fits:
-            return f"fits into {limit}"
-        fits = [] if self.largest_micro_batch == 0 else [f"--set train.micro_batch={self.largest_micro_batch}"]
-        if self.fitting_changes:
-            fits.append(" ".join(f"--set {key}={value}" for key, value in self.fitting_changes.items()))
-        if not fits:
-            return f"does not fit into {limit}, whatever micro_batch, shard and recompute are; use more or larger GPUs"
-        return f"does not fit into {limit}; {' or '.join(fits)} does"
-
-    def _communicating(self) -> list[tuple[str, str]]:
-        if not self.communication_bytes:
-            return []
-        text = f"{gigabytes(self.communication_bytes)} sent by each process in a step"
-        if self._device.link:
-            seconds = self.communication_bytes / self._device.link
-            text += f", at least {seconds:.3g} s between GPUs of one machine; a part of it overlaps with the step"
-        return [("sharing", text)]
+            fit = f"the memory of {self.device} is unknown"
+        else:
+            limit = f"the {gigabytes(self.memory_limit)} that a process has on {self.device}"
+            ways = [f"--set train.micro_batch={self.largest_micro_batch}"] if self.largest_micro_batch else []
+            if self.fitting_changes:
+                ways.append(" ".join(f"--set {key}={value}" for key, value in self.fitting_changes.items()))
+            if self.fits:
+                fit = f"fits into {limit}"
+            elif ways:
+                fit = f"does not fit into {limit}; {' or '.join(ways)} does"
+            else:
+                way = "whatever micro_batch, shard and recompute are; use more or larger GPUs"
+                fit = f"does not fit into {limit}, {way}"
+        return "\n".join([f"{total}; peak in the {self.memory_peak_in}", parts, fit])
 
     def _time(self) -> str:
         hours = None if self.hours is None else duration(self.hours)

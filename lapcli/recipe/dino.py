@@ -130,7 +130,6 @@ class NeighbourValidation(ValidationSection):
     """k-nearest-neighbour accuracy of the teacher's class token on held-out images."""
 
     neighbours: Annotated[Whole, Field(ge=1, le=10**6)] = 20  # that vote
-    train_images: Count = 10_000  # at most, evenly spread over the training images
     images: Count = 2_000  # at most, of the held-out ones
     batch: Count | None = None  # images per process and forward; null: train.micro_batch
 

@@ -55,7 +55,6 @@ class MuonSection(OptimizerSection):
     newton_schulz_precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: as train.precision
     embedding_lr: Positive = 0.2  # of the embedding: AdamW
     head_lr: Positive = 0.004  # of the output layer: AdamW
-    operator_lr: Positive = 0.004  # of the parameters of head operators: AdamW without decay
     reference_width: Positive = 768.0  # the AdamW rates are multiplied by (width / reference_width)^(-1/2)
     betas: Pair = Field(default_factory=lambda: [0.8, 0.95])  # of AdamW
     eps: Positive = 1e-10  # of AdamW

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lapcli import checkpoint
-from lapcli.heads.operator_attention import freeze_vanishing_biases
+from lapcli.heads.laplacian import freeze_vanishing_biases
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
@@ -58,17 +58,23 @@ class Loop:
         self.saved: checkpoint.Checkpoint | None = None
         self.saved_step: int | None = None  # on every rank, so that all of them take the same decision to save
         self._next: tuple[int, Any] | None = None  # a step and its first batch, which was asked for early
-        self.peak = _peak_of(world)
 
     def train(self) -> None:
         """Train until all steps are done, saved and validated; raise Interrupted if a signal came first."""
         self._resume()
         self.clock = StepClock(self.world.device)  # after the resume, whose time belongs to no step
-        steps = self.objective.steps
+        steps, unit, units = self.objective.steps, self.objective.unit, self.objective.units_per_step
+        gpu = listed(torch.cuda.get_device_name(self.world.device)) if self.world.device.type == "cuda" else None
+        peak = gpu.bf16_flops * self.world.size if gpu and gpu.bf16_flops else math.nan
+
+        def announce(signal: str) -> None:
+            if self.world.is_main:
+                self.console.print(f"{signal}: finishing the step and saving; Ctrl-C or SIGTERM again stops at once")
+
         with (
             contextlib.closing(self.saver),
-            stop_on_signal(self._stopping) as stop,
-            StepProgress(self.console, self.step, steps, self.objective.unit, self.world.is_main) as progress,
+            stop_on_signal(announce) as stop,
+            StepProgress(self.console, self.step, steps, unit, self.world.is_main) as progress,
         ):
             self._validate_if_due(stop, progress)
             while self.step < steps:
@@ -76,11 +82,13 @@ class Loop:
                 self.step += 1
                 # Ranks have exchanged stop requests before the update; a later one is handled in the next step.
                 stopping = self.stopping or (self.world.size == 1 and bool(stop))
-                line |= self.clock.end_step(self.objective.units_per_step, self.objective.unit)
+                line |= self.clock.end_step(units, unit)
                 if self.world.is_main:  # before the save: a resume keeps the lines up to its step
                     self.metrics.append(line)
-                    throughput = line.get(f"{self.objective.unit}_per_second")
-                    progress.step(self.step, line["loss"], line["lr"], throughput, self._share_of_peak(throughput))
+                    throughput = line.get(f"{unit}_per_second")
+                    of_peak = (throughput or math.nan) * self.objective.flops_per_step / units / peak
+                    shown = None if math.isnan(of_peak) else of_peak
+                    progress.step(self.step, line["loss"], line["lr"], throughput, shown)
                 is_last = stopping or self.step == steps
                 if is_last or _is_due(self.step, self.checkpoint_every):
                     self._save(is_last=is_last)
@@ -92,13 +100,15 @@ class Loop:
         """Do one optimizer step and return its line of metrics; `stopping` is set if any rank was asked to stop."""
         accumulation = self.objective.batches.accumulation
         multiplier = self.objective.learning_rate_multiplier(step)
-        self.optimizers.set_learning_rates(multiplier)
-        self.optimizers.set_options(step)
+        self.optimizers.set_rates(multiplier, step)
 
         # On the device: a Python number would make the host wait at every micro-step.
         total = torch.zeros((), device=self.world.device)
         for micro_step in range(accumulation):
-            batch = self._batch(step, micro_step)
+            if self._next is not None and (step, micro_step) == (self._next[0], 0):
+                batch, self._next = self._next[1], None
+            else:
+                batch = self.objective.batch(step, micro_step)
             _seed_model(self.seed, step, micro_step, self.world.rank)
             if isinstance(self.module, FSDPModule):  # the ranks average gradients once per step
                 is_last = micro_step == accumulation - 1
@@ -118,7 +128,12 @@ class Loop:
         gradient_norm = known_norms[0] if len(norms) == 1 else math.hypot(*known_norms)
         for what, value in (("loss", mean_loss), ("norm of the gradient", gradient_norm)):
             if not math.isfinite(value):
-                raise self._diverged(step, what, value)
+                last = self.saved.path if self.saved else "none, the run had not saved yet"
+                raise Diverged(
+                    f"the {what} is {value} at step {step + 1}, in {self.objective.describe_batch(step)}; nothing was "
+                    f"updated. Last good checkpoint: {last}. "
+                    "Lower the learning rate or look at that batch."
+                )
         self.optimizers.clip(self.clip, norms, known_norms)
         self.optimizers.step()
         self.optimizers.zero_grad()
@@ -130,12 +145,6 @@ class Loop:
             "gradient_norm": gradient_norm,
             **dict(zip(further, means[1 + len(norms) :], strict=True)),
         }
-
-    def _batch(self, step: int, micro_step: int) -> Any:
-        if self._next is not None and (step, micro_step) == (self._next[0], 0):
-            batch, self._next = self._next[1], None
-            return batch
-        return self.objective.batch(step, micro_step)
 
     def _validate_if_due(self, stop: StopRequest, progress: StepProgress) -> None:
         """Validate at the start, at the end and every `validation.every` steps; a resumed run makes up a missed one."""
@@ -159,10 +168,7 @@ class Loop:
         times = self.clock.since_last_line()
         if self.world.is_main:
             self.metrics.append({"step": self.step, **values, **times})
-            short = {  # without what is a number for each layer or head
-                k.removeprefix("validation_"): v for k, v in values.items() if "_layer_" not in k
-            }
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in short.items())
+            shown = "  ".join(f"{name.removeprefix('validation_')} {value:.4f}" for name, value in values.items())
             progress.note(f"step {self.step}/{self.objective.steps}  validation: {shown}")
             if not self.saver.is_saving:  # the best step may have changed; a save prunes by itself
                 checkpoint.prune(self.run.checkpoints, self.step, self.keep, self.best_step())
@@ -219,7 +225,16 @@ class Loop:
         with self.world.together():
             if isinstance(chosen, tuple):
                 self.saved = self.saved or checkpoint.chosen_by_rank_0(self.run.checkpoints, *chosen)
-                self._load(self.saved)
+                plan = self.objective.weights_metadata()["laplacian_heads"]
+                self.saved.load(self.objective.model, self.optimizers, plan)
+                self.step = self.saved_step = self.saved.step
+                for key, current in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
+                    before = self.saved.state.get(key, current)
+                    if before != current:
+                        text = f"{key} was {before} and is now {current}"
+                        self._warn(f"{text}: the batches are the same, but the rounding is not")
+                if self.world.is_main:
+                    self.console.print(f"resuming from {self.saved.path} of {self.objective.steps} steps")
         if chosen is None and self.run.info.get("step", 0):
             self._warn(f"{self.run.checkpoints} no longer has an intact checkpoint: the run restarts from step 0")
         lines: object = None
@@ -233,19 +248,6 @@ class Loop:
             if "loss" not in line:  # a validation: its loss is `validation_loss`
                 values = without_times(line)
                 self.validated[values.pop("step")] = values
-
-    def _load(self, saved: checkpoint.Checkpoint) -> None:
-        plan = self.objective.weights_metadata()["laplacian_heads"]
-        saved.load(self.objective.model, self.optimizers, plan)
-        self.step = self.saved_step = saved.step
-        for key, current in (("world_size", self.world.size), ("threads", torch.get_num_threads())):
-            before = saved.state.get(key, current)
-            if before != current:
-                self._warn(
-                    f"{key} was {before} and is now {current}: the batches are the same, but the rounding is not"
-                )
-        if self.world.is_main:
-            self.console.print(f"resuming from {saved.path} of {self.objective.steps} steps")
 
     def _sharded(self, recipe: BaseRecipe) -> "_Entry":
         """Return the module that gives access to sharded weights: FSDP2 gathers a block while it computes.
@@ -281,27 +283,11 @@ class Loop:
             again = self.recipe.train.shard == "weights" and part is not self.module
             part.set_reshard_after_forward(again, recurse=False)
 
-    def _share_of_peak(self, throughput: float | None) -> float | None:
-        if self.peak is None or throughput is None:
-            return None
-        return throughput * self.objective.flops_per_step / self.objective.units_per_step / self.peak
-
     def _interrupted(self, stop: StopRequest) -> Interrupted:
         return Interrupted(
             f"stopped by {stop.name or 'a signal to another rank'} at step {self.step} of {self.objective.steps}; "
             "saved. Run the same command to resume."
         )
-
-    def _diverged(self, step: int, what: str, value: float) -> Diverged:
-        last = self.saved.path if self.saved else "none, the run had not saved yet"
-        return Diverged(
-            f"the {what} is {value} at step {step + 1}, in {self.objective.describe_batch(step)}; nothing was updated. "
-            f"Last good checkpoint: {last}. Lower the learning rate or look at that batch."
-        )
-
-    def _stopping(self, name: str) -> None:
-        if self.world.is_main:
-            self.console.print(f"{name}: finishing the step and saving; Ctrl-C or SIGTERM again stops at once")
 
     def _warn(self, text: str) -> None:
         if self.world.is_main:
@@ -329,10 +315,3 @@ def _seed_model(seed: int, step: int, micro_step: int, rank: int) -> None:
 
 def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-def _peak_of(world: World) -> float | None:
-    if world.device.type != "cuda":
-        return None
-    gpu = listed(torch.cuda.get_device_name(world.device))
-    return None if gpu is None or gpu.bf16_flops is None else gpu.bf16_flops * world.size

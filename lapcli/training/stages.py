@@ -11,7 +11,7 @@ from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import LogConsole, shown_progress
-from lapcli.runtime.ranks import World, joined_world
+from lapcli.runtime.ranks import joined_world
 from lapcli.training.train import train_in_world
 
 
@@ -20,8 +20,6 @@ class StageStart:
 
     def __init__(self, given: InitFrom, runs_dir: Path) -> None:
         self.given, source = given, open_weights(given, runs_dir)
-        if source.tokenizer is None:
-            raise UsageError(f"{source.shown} is not a GPT with its tokenizer; start from another run")
         self.tokenizer = source.tokenizer()
         self._model = GPTModel(**source.model)
 
@@ -69,8 +67,16 @@ def train_stages(
     with joined_world(sections[stages[0]].train.device, step_timeout) as world:
         with world.together():
             start = StageStart(start_from, runs_dir)
-            later = [stage for stage in stages[1:] if fresh or not _is_finished(runs_dir / f"{name}-{stage}")]
-            _check_stages(recipe, later, start, world)
+            # Data, batches and prompts of later stages, so that a missing file is reported now instead of after days.
+            for stage in stages[1:]:
+                path = runs_dir / f"{name}-{stage}"
+                if not fresh and (path / INFO).exists() and read_run(path).is_finished:
+                    continue
+                try:
+                    with shown_progress(world.is_main) as progress:
+                        Chat(start.recipe(recipe, stage)).use(start.tokenizer, world, progress)
+                except UsageError as error:
+                    raise type(error)(f"stage {stage}: {error}") from None
         for stage in stages:
             if world.is_main:
                 console.print(f"{stage} starts from {start.given.source}")
@@ -89,20 +95,6 @@ def train_stages(
             if stage != stages[-1]:
                 start = StageStart(from_run(runs[-1], runs_dir), runs_dir)
     return runs
-
-
-def _check_stages(recipe: ChatRecipe, stages: list[StageName], start: StageStart, world: World) -> None:
-    """Check data, batches and prompts of later stages, so that a missing file is reported now instead of after days."""
-    for stage in stages:
-        try:
-            with shown_progress(world.is_main) as progress:
-                Chat(start.recipe(recipe, stage)).use(start.tokenizer, world, progress)
-        except UsageError as error:
-            raise type(error)(f"stage {stage}: {error}") from None
-
-
-def _is_finished(path: Path) -> bool:
-    return (path / INFO).exists() and read_run(path).is_finished
 
 
 def _stage_before(stage: StageName, recipe: ChatRecipe, runs_dir: Path, name: str) -> Run | None:

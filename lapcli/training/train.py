@@ -11,7 +11,7 @@ import torch
 from lapcli.checkpoint import steps_in
 from lapcli.objectives import objective_of
 from lapcli.objectives.objective import Objective
-from lapcli.objectives.weights import InitialWeights, with_sha256
+from lapcli.objectives.weights import initial_weights, load_initial, with_sha256
 from lapcli.recipe import recipe_hash
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.result_rows import add_rows, row
@@ -77,7 +77,7 @@ def train_in_world(
 
 
 def _train(recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> None:
-    objective = objective_of(recipe)(recipe)
+    objective: Objective[Any] = objective_of(recipe)(recipe)
 
     def report(**changes: Any) -> None:
         if world.is_main:
@@ -87,33 +87,31 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> N
         with _threads(recipe, run, world), stop_at_once():  # signals: before the first step and after the last
             facts = _prepare(objective, recipe, run, world)
             parameters = sum(p.numel() for p in objective.model.parameters())
+            is_cuda, batches = world.device.type == "cuda", objective.batches
+            device = torch.cuda.get_device_name(world.device) if is_cuda else world.device.type
             report(
                 status="running",
                 failure=None,
                 steps=objective.steps,
                 world_size=world.size,
                 threads=torch.get_num_threads(),
-                device=_device_name(world),
+                device=f"{world.size} x {device}",
                 parameters=parameters,
                 **facts,
             )
             if world.is_main:
-                batches = objective.batches
                 console.print(
                     f"{run.path}: {objective.steps} steps of {objective.units_per_step:,} {objective.unit} "
                     f"({batches.processes} x {batches.micro_batch} x {batches.accumulation} accumulated), "
-                    f"{parameters:,} parameters, on {_device_name(world)}"
+                    f"{parameters:,} parameters, on {world.size} x {device}"
                 )
                 for note in objective.notes:
                     console.print(note)
                 console.print("setting up the optimizer and validating before the first step ...")
             loop = Loop(objective, recipe, run, world, console)
             is_deterministic = recipe.train.deterministic
-            with (  # the settings are restored for the samples at the end
-                _named_rank(world),
-                deterministic(is_deterministic),
-                prefer_attention_kernels(world.device, is_deterministic),
-            ):
+            # The settings are restored for the samples at the end.
+            with deterministic(is_deterministic), prefer_attention_kernels(world.device, is_deterministic):
                 loop.train()
             with loop.gathered_weights(), world.together():
                 if world.is_main:
@@ -123,7 +121,7 @@ def _train(recipe: BaseRecipe, run: Run, world: World, console: LogConsole) -> N
             report(status="interrupted")
         raise
     except Exception as error:
-        explained = _out_of_memory(error, recipe, objective) or error
+        explained = _explained(error, recipe, objective, world)
         with suppress(OSError):  # on a full disk the first error is the one to report
             report(status="failed", failure=str(explained), diverged=isinstance(error, Diverged))
         if explained is not error:
@@ -139,24 +137,25 @@ def _prepare(objective: Objective[Any], recipe: BaseRecipe, run: Run, world: Wor
         if run.info.get("step", 0) == 0:  # a run that was started with such a schedule may be resumed
             for key, reason in recipe.schedule_problems():
                 raise UsageError(f"{key} {reason}")
-        initial = InitialWeights.of(recipe, run)
+        initial = initial_weights(recipe, run)
         facts = objective.prepare(world, run, initial)
-        _refuse_other_data(run, facts)
+        original, saved = run.info.get("data_sha256"), steps_in(run.checkpoints)
+        if saved and original not in (None, facts["data_sha256"]):
+            raise DataError(
+                f"the data of {run.path} has changed since it began (sha256 {original[:16]} then, "
+                f"{facts['data_sha256'][:16]} now); restore it, or use --fresh or --name for a new run"
+            )
         objective.build(world.device)
         if world.is_main:
-            _refuse_full_disk(objective, recipe, run)
+            more = checkpoints_held(recipe, objective, objective.steps) - len(saved)
+            what = f"the checkpoints of {run.name}"
+            check_room(run.path, checkpoint_bytes(objective) * more, what, "lower checkpoint.keep")
         if initial is not None:
-            objective.notes = [*initial.load(objective.model, recipe), *objective.notes]
+            objective.notes = [*load_initial(initial, objective.model, recipe), *objective.notes]
     identities = {"data": "data_sha256", "held-out data": "held_out_sha256", "tokenizer": "tokenizer_sha256"}
     # A collective: in `together` a rank that failed would skip it.
     world.require_same({what: facts.get(key) for what, key in identities.items()})
     return facts
-
-
-def _refuse_full_disk(objective: Objective[Any], recipe: BaseRecipe, run: Run) -> None:
-    more = checkpoints_held(recipe, objective, objective.steps) - len(steps_in(run.checkpoints))
-    what = f"the checkpoints of {run.name}"
-    check_room(run.path, checkpoint_bytes(objective) * more, what, "lower checkpoint.keep")
 
 
 def disk_bytes(recipe: BaseRecipe) -> int:
@@ -181,38 +180,20 @@ def checkpoints_held(recipe: BaseRecipe, objective: Objective[Any], steps: int |
     return min(most, 1 + sum(steps // every for every in saved_every if every))
 
 
-def _out_of_memory(error: Exception, recipe: BaseRecipe, objective: Objective[Any]) -> LapError | None:
-    """Explain that a device is out of memory, and suggest a micro-batch; None for other errors."""
+def _explained(error: Exception, recipe: BaseRecipe, objective: Objective[Any], world: World) -> Exception:
+    """Add what a user needs to know to some errors; return others as they are."""
+    if isinstance(error, DataError) and not world.is_main and not error.is_echo:
+        # Of data that only this rank reads: rank 0 does not see the error and cannot report it.
+        named = LapError(f"rank {world.rank}: {error}")
+        named.exit_code = ExitCode.USAGE
+        return named
     if not is_out_of_memory(error) or not hasattr(objective, "batches"):
-        return None
+        return error
     reason, size = str(error).splitlines()[0], objective.batches.micro_batch
     stage = getattr(recipe, "stage", None)  # of `lap sft`
     key = f"stages.{stage}.train.micro_batch" if stage else "train.micro_batch"
     smaller = f"run the same command with --set {key}={size // 2}" if size > 1 else "use a smaller model or context"
     return LapError(f"micro-batches of {size} do not fit into the memory of the device ({reason}); {smaller}")
-
-
-@contextmanager
-def _named_rank(world: World) -> Iterator[None]:
-    """Add the rank to an error about data that only this rank reads; rank 0 does not see it and cannot report it."""
-    try:
-        yield
-    except DataError as error:
-        if world.is_main or error.is_echo:
-            raise
-        named = LapError(f"rank {world.rank}: {error}")
-        named.exit_code = ExitCode.USAGE
-        raise named from error
-
-
-def _refuse_other_data(run: Run, facts: dict[str, Any]) -> None:
-    """Refuse to resume a run on data that differs from its original data."""
-    original = run.info.get("data_sha256")
-    if steps_in(run.checkpoints) and original not in (None, facts["data_sha256"]):
-        raise DataError(
-            f"the data of {run.path} has changed since it began (sha256 {original[:16]} then, "
-            f"{facts['data_sha256'][:16]} now); restore it, or use --fresh or --name for a new run"
-        )
 
 
 def _finish(run: Run, loop: Loop) -> None:
@@ -223,21 +204,16 @@ def _finish(run: Run, loop: Loop) -> None:
     best_values = {} if best is None else {"best_step": best, "best": loop.validated[best]}
     summary = {"start": start, "end": end, **best_values, **loop.module(loop.objective.finish)}
     write_summary(run, summary)  # before the status: a finished run without a summary counts as incomplete
-    add_rows(run, _rows(run, loop))
-    run.update(status="finished", step=steps, best_step=best)
-
-
-def _rows(run: Run, loop: Loop) -> list[dict[str, Any]]:
-    """Return a finished run's validations as result rows."""
-    rows, last = [], loop.objective.steps
+    rows: list[dict[str, Any]] = []
     data: dict[str, Any] = {"split": "validation", **{key: run.info.get(key) for key in ("data", "data_sha256")}}
-    for step in {0, loop.best_step() or 0, last} & loop.validated.keys():
-        weights = run.info["weights_sha256"] if step == last else None
+    for step in {0, loop.best_step() or 0, steps} & loop.validated.keys():
+        weights = run.info["weights_sha256"] if step == steps else None
         for name, value in loop.validated[step].items():
             unit, direction = run.recipe.metrics.get(name, (None, None))
             known = {"unit": unit, "direction": direction, "step": step, "weights_sha256": weights, **data}
             rows.append(row("validation", name.removeprefix("validation_"), value, **known))
-    return rows
+    add_rows(run, rows)
+    run.update(status="finished", step=steps, best_step=best)
 
 
 @contextmanager
@@ -257,9 +233,3 @@ def _threads(recipe: BaseRecipe, run: Run, world: World) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(process_threads)
-
-
-def _device_name(world: World) -> str:
-    if world.device.type == "cuda":
-        return f"{world.size} x {torch.cuda.get_device_name(world.device)}"
-    return f"{world.size} x {world.device.type}"

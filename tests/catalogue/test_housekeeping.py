@@ -15,7 +15,7 @@ from lapcli.catalogue.housekeeping import (
     remove_run,
     rename_run,
 )
-from lapcli.objectives.loading import find_checkpoint
+from lapcli.objectives.weights import find_checkpoint
 from lapcli.runs import newest_run, open_run, read_run, unlock
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import LogConsole

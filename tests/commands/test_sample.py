@@ -8,7 +8,7 @@ import torch
 from support import run_main
 
 from lapcli.generation.engine import generate
-from lapcli.objectives.loading import find_checkpoint, open_run
+from lapcli.objectives.weights import find_checkpoint, open_run
 from lapcli.runs import read_run
 
 

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from lapcli.doctor.checks import Check, Finding, Status, examine, fails, passes
-from lapcli.doctor.environment import (
+from lapcli.doctor import checks as doctor
+from lapcli.doctor.checks import (
+    Check,
+    Finding,
     Gpu,
     check_gpu,
     check_locks,
     environment_checks,
+    examine,
+    fails,
+    passes,
     this_gpu,
 )
 
@@ -39,19 +44,20 @@ def test_each_check(finding, status):
     assert bool(found.next_step) is (status != "passes")
 
 
-def test_locks(tmp_path):
+def test_locks(tmp_path, monkeypatch):
     """A folder that is not there yet is checked by the one above it, and nothing is left in either."""
     assert check_locks("LAP_RUNS", tmp_path / "not" / "there").status == "passes"
-    assert check_locks("LAP_RUNS", tmp_path, lambda file, how: None).status == "fails"
-    assert check_locks("LAP_RUNS", tmp_path, no_locks).status == "fails"
-    assert not list(tmp_path.iterdir())
     assert check_locks("LAP_RUNS", Path("/proc")).status == "fails"
+    for lock in (lambda file, how: None, no_locks):
+        monkeypatch.setattr(doctor.fcntl, "flock", lock)
+        assert check_locks("LAP_RUNS", tmp_path).status == "fails"
+    assert not list(tmp_path.iterdir())
 
 
 def test_this_machine():
     results = list(examine(environment_checks(this_gpu())))
     assert len({result.name for result in results}) == len(results)
-    assert not [result for result in results if result.finding.status is Status.FAILS]
+    assert not [result for result in results if result.finding.status == "fails"]
 
 
 def broken() -> Finding:

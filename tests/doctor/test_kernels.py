@@ -14,7 +14,7 @@ from lapcli.doctor.kernels import (
 from lapcli.heads.laplacian import laplacian_attention
 from lapcli.models.chunked_loss import softcapped_cross_entropy
 from lapcli.objectives.dino_losses import sinkhorn_targets, target_cross_entropy
-from lapcli.training.muon import Muon
+from lapcli.training.optimizers import Muon
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
 SMALL = CASES[1:]

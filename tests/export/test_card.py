@@ -4,7 +4,7 @@ from export_support import dino_run, gpt_run, vit_run
 from huggingface_hub import ModelCard
 
 from lapcli.export.export import export_run
-from lapcli.objectives.loading import find_checkpoint
+from lapcli.objectives.weights import find_checkpoint
 from lapcli.result_rows import add_rows, row
 
 

@@ -9,7 +9,7 @@ from export_support import gpt_run
 from lapcli.data.chat.conversation import conversation, render_prompt
 from lapcli.export.export import export_run
 from lapcli.generation.engine import generate
-from lapcli.objectives.loading import find_checkpoint, open_run
+from lapcli.objectives.weights import find_checkpoint, open_run
 
 transformers = pytest.importorskip("transformers", reason="the dev extra has it")
 

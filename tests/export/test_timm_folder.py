@@ -10,7 +10,7 @@ from support import run_process
 
 import lapcli.timm  # noqa: F401  registers the architectures
 from lapcli.export.export import export_run
-from lapcli.objectives.loading import find_checkpoint, open_run
+from lapcli.objectives.weights import find_checkpoint, open_run
 from lapcli.runtime.errors import UsageError
 
 IMAGES = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))

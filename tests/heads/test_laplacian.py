@@ -120,8 +120,8 @@ def test_values_of_the_queries_can_be_given(T: int) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("G", "T", "S"), [(4, 6, 6), (2, 6, 6), (2, 1, 6), (4, 3, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("G", "T", "S"), [(4, 6, 6), (2, 1, 6), (2, 3, 6)])
 def test_no_laplacian_head_is_plain_attention_to_the_bit(dtype: torch.dtype, G: int, T: int, S: int) -> None:
     q, k, v = draw(2, 4, G, T, S, 8, dtype)
     y = laplacian_attention(q, k, v, 0)
@@ -135,7 +135,7 @@ def test_no_laplacian_head_is_plain_attention_to_the_bit(dtype: torch.dtype, G: 
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("G", "T", "S"), [(4, 6, 6), (2, 6, 6), (2, 1, 6), (4, 3, 6)])
+@pytest.mark.parametrize(("G", "T", "S"), [(4, 6, 6), (2, 3, 6)])
 def test_what_is_constant_over_tokens_vanishes(G: int, T: int, S: int) -> None:
     q, k, v = draw(2, 4, G, T, S, 8)
     bias = torch.randn(G, 1, 8, dtype=torch.float64, requires_grad=True)

@@ -12,15 +12,11 @@ from lapcli.heads.plan import head_plan
         (4, 3, 4, (4, 4, 4)),  # all heads may be Laplacian
         ([0, 0, 3, 3], 4, 4, (0, 0, 3, 3)),
         ("linear(0, 10)", 6, 10, (0, 2, 4, 6, 8, 10)),
-        ("linear(10,0)", 6, 10, (10, 8, 6, 4, 2, 0)),
-        (" linear( 0 , 1 ) ", 3, 1, (0, 1, 1)),  # a half goes up
-        ("linear(0, 3)", 3, 4, (0, 2, 3)),  # so does one and a half
-        ("linear(0, 5)", 3, 6, (0, 3, 5)),  # and two and a half, which Python would round to two
+        ("linear(0, 5)", 3, 6, (0, 3, 5)),  # two and a half, which Python would round to two
         ("linear(3, 9)", 1, 10, (3,)),  # one layer is the first
         ("linear(0, 10)", 12, 10, (0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10)),
         ({"layers": "2-3", "heads": 4}, 6, 4, (0, 0, 4, 4, 0, 0)),
         ({"layers": "0, 4 - 5", "heads": 1}, 6, 4, (1, 0, 0, 0, 1, 1)),
-        ({"layers": 5, "heads": 2}, 6, 4, (0, 0, 0, 0, 0, 2)),
         ({"layers": [0, 2], "heads": 3}, 3, 4, (3, 0, 3)),
     ],
 )
@@ -34,7 +30,6 @@ def test_every_form_by_hand(spec: object, layers: int, heads: int, per_layer: tu
     ("spec", "message"),
     [
         (5, "layer 0 has 4 heads, so 0 to 4 can be Laplacian, got 5"),
-        (-1, "layer 0 has 4 heads, so 0 to 4 can be Laplacian, got -1"),
         (2.5, "0 to 4 can be Laplacian, got 2.5"),
         ("five", "expected a number, a list, `linear(a, b)` or {layers:, heads:}, got 'five'"),
         ([1, 2], "a list needs one number for each of the 3 layers, got 2"),

@@ -4,8 +4,7 @@ import pytest
 import torch
 from analysis_support import dino, gpt, vit
 
-from lapcli.measures.capture import Batch, Capture, Site
-from lapcli.models.anatomy import anatomy_of
+from lapcli.measures.capture import Batch, Capture, Site, anatomy_of
 from lapcli.models.gpt import rms_norm
 from lapcli.runtime.errors import LapError
 

@@ -1,10 +1,13 @@
 """Measures of tokens: eigenvalues against numpy's singular values."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from lapcli.measures.tokens import eigenvalues, k_alpha
+from lapcli.measures.tokens import bits_per_byte, eigenvalues, k_alpha
+from lapcli.runtime.errors import DataError
 
 
 @pytest.mark.parametrize(("count", "width"), [(4, 9), (9, 4), (6, 6), (2, 3)])
@@ -18,3 +21,9 @@ def test_eigenvalues_are_squared_singular_values_of_the_centred_tokens(count, wi
 def test_a_share_that_is_reached_exactly_counts():
     assert k_alpha(torch.tensor([[9.0, 1.0]], dtype=torch.float64), 0.9).tolist() == [1]
     assert k_alpha(torch.tensor([[3.0, 3.0, 3.0]], dtype=torch.float64), 2 / 3).tolist() == [2]
+
+
+def test_a_text_without_bytes_has_no_bits_per_byte():
+    with pytest.raises(DataError, match="the held-out text"):
+        bits_per_byte(0.0, 0, "the held-out text")
+    assert bits_per_byte(math.log(2), 2, "two bytes") == pytest.approx(0.5)

@@ -1,14 +1,16 @@
-"""Each loss against loops over pairs, patches and neighbours in float64, values and gradients."""
+"""Each loss against loops over pairs, patches and neighbours in float64, values and gradients; Sinkhorn-Knopp as it is
+defined, dense in float64, against the blocks."""
 
 import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lapcli.models.compiling import compiled_once
 from lapcli.objectives.dino_losses import (
     dino_loss,
-    ibot_loss,
     koleo_loss,
     patch_weights,
     sinkhorn_targets,
@@ -65,7 +67,7 @@ def test_ibot_is_divided_by_all_crops():
     targets = drawn(4, 7, seed=2).softmax(1)
     values = [entropy(t, x, prototypes) for t, x in zip(targets, student, strict=True)]
     expected = (sum(values[:3]) / 3 + values[3]) / 4
-    found = ibot_loss(student, prototypes, targets, patch_weights(masks, hidden), TAU)
+    found, _ = target_cross_entropy(student, prototypes, targets, patch_weights(masks, hidden), TAU)
     assert float(found.detach()) == pytest.approx(float(expected.detach()))
     assert_same_gradients(found, expected, student, prototypes)
     assert patch_weights(masks, hidden).tolist() == pytest.approx([1 / 12] * 3 + [1 / 4])
@@ -92,24 +94,6 @@ def test_koleo_looks_within_a_crop_and_a_group():
             per_image += (-distances.amin(1).log()).tolist()
         expected += sum(per_image) / 6
     assert float(koleo_loss(tokens, crops=2, group=3)) == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("targets_each", [1, 2])
-def test_cross_entropy_against_autograd(targets_each: int) -> None:
-    x, prototypes = drawn(12, 5).requires_grad_(), drawn(7, 5, seed=1).requires_grad_()
-    targets, weights = drawn(6, 7, seed=2).softmax(1), drawn(12, seed=3).abs()
-    rows = torch.randint(6, (12, targets_each), generator=torch.Generator().manual_seed(4))
-    rows[::3, 1:] = -1
-    total, each = target_cross_entropy(x, prototypes, targets, weights, 0.1, rows)
-    summed = sum(torch.where(rows[:, [j]] >= 0, targets[rows[:, j].clamp(min=0)], 0.0) for j in range(targets_each))
-    expected = -(summed * (x @ prototypes.T / 0.1).log_softmax(1)).sum(1)
-    torch.testing.assert_close(each, expected.detach())
-    inputs = [x, prototypes]
-    pairs = zip(
-        torch.autograd.grad(total, inputs), torch.autograd.grad((expected * weights).sum(), inputs), strict=True
-    )
-    for found, truth in pairs:
-        torch.testing.assert_close(found, truth)
 
 
 def test_bf16_rows_give_nearly_the_same():
@@ -146,3 +130,48 @@ def test_compiled_is_the_plain_way(dtype: torch.dtype, tolerance: float) -> None
         if temperature == 0.05:
             counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == counted
+
+
+def dense(logits_NK, temperature, iterations=3):
+    """The textbook: Q is K x N, prototypes and samples take turns to sum to 1/K and 1/N."""
+    Q = (logits_NK.double() / temperature).exp().T
+    K, N = Q.shape
+    Q = Q / Q.sum()
+    for _ in range(iterations):
+        Q = Q / Q.sum(1, keepdim=True) / K
+        Q = Q / Q.sum(0, keepdim=True) / N
+    return (Q * N).T
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(2, 30), st.integers(1, 5), st.integers(0, 10**6))
+def test_against_the_definition(samples, prototypes, iterations, seed):
+    logits = torch.randn(samples, prototypes, generator=torch.Generator().manual_seed(seed)) * 0.3
+    found = sinkhorn_targets(logits.clone(), 0.05, iterations)
+    assert torch.allclose(found.double(), dense(logits, 0.05, iterations), atol=1e-5)
+
+
+def test_logits_of_bf16_are_not_rounded_again():
+    """All that follows is float32, although a factor without dimensions does not make it so."""
+    logits = (torch.randn(37, 11, generator=torch.Generator().manual_seed(0)) * 0.3).bfloat16()
+    found = sinkhorn_targets(logits, 0.05)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), dense(logits, 0.05), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [10.0, 1000.0])
+def test_large_logits_do_not_overflow(size):
+    """exp(10 / 0.04) is far beyond float32; adding a constant to all logits changes nothing."""
+    logits = torch.randn(20, 6) * 0.2
+    assert torch.allclose(sinkhorn_targets(logits + size, 0.04), sinkhorn_targets(logits.clone(), 0.04), atol=1e-2)
+    assert torch.isfinite(sinkhorn_targets(torch.randn(20, 6) * size, 0.04)).all()
+
+
+def test_by_hand():
+    """Two samples, two prototypes, Q = [[4, 1], [1, 1]] (samples are rows), one iteration.
+
+    Prototypes sum to 5 and 2: rows become (4/5, 1/2) and (1/5, 1/2), which are divided by 13/10 and 7/10.
+    """
+    logits = torch.tensor([[4.0, 1.0], [1.0, 1.0]]).log() * 0.5
+    found = sinkhorn_targets(logits, 0.5, 1)
+    assert torch.allclose(found, torch.tensor([[8 / 13, 5 / 13], [2 / 7, 5 / 7]]), atol=1e-6)

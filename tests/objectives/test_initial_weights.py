@@ -15,8 +15,7 @@ from support import lap, tiny_recipe, train_here, write_text
 
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.models.vit import build_vit
-from lapcli.objectives.loading import find_checkpoint, open_run
-from lapcli.objectives.weights import fit_weights, open_weights
+from lapcli.objectives.weights import find_checkpoint, fit_weights, open_run, open_weights
 from lapcli.recipe import recipe_hash
 from lapcli.recipe.schema import InitFrom
 from lapcli.runs import read_run
@@ -160,6 +159,10 @@ def test_a_pickle_that_is_not_weights_is_one_sentence_and_runs_nothing(tmp_path,
     with pytest.raises(DataError, match="is not a file of tensors"):
         open_weights(given, tmp_path).read()
     assert not (tmp_path / "touched").exists()
+    # Weights of Laplacian heads would load into a stock ViT, but compute nonsense.
+    save_file({"head.bias": torch.zeros(2)}, tmp_path / "w.safetensors", metadata={"laplacian_heads": "[0, 1]"})
+    with pytest.raises(DataError, match=r"laplacian_heads \[0, 1\], a stock ViT has none.*--init-from"):
+        open_weights(InitFrom(source=given.source, weights=str(tmp_path / "w.safetensors")), tmp_path).read()
 
 
 def test_positions_and_classifier_of_another_size(tmp_path):

@@ -11,8 +11,7 @@ from support import built
 from lapcli.data.text.tokenizer import Tokenizer, train_tokenizer
 from lapcli.data.text.tokens import TextData
 from lapcli.data.token_store import PartWriter, TokenStore, TokenStream
-from lapcli.models.gpt import GPT
-from lapcli.objectives.language_model import LanguageModel, gpt_config, parameter_groups
+from lapcli.objectives.language_model import LanguageModel
 from lapcli.recipe import recipe_from_dict
 from lapcli.recipe.schema import LanguageModelRecipe
 from lapcli.runtime.devices import Device
@@ -37,14 +36,18 @@ def recipe(**sections) -> LanguageModelRecipe:
     return made
 
 
+def groups_of(recipe, policy=None):
+    objective = LanguageModel(recipe)
+    objective.build(torch.device("meta"), policy)
+    return objective.model, objective.parameter_groups()
+
+
 class TestParameterGroups:
     def test_of_the_paper(self) -> None:
         paper = recipe(
             model={"layers": 20, "width": 1280, "heads": 10, "laplacian_heads": 5}, tokenizer={"vocab": 65_536}
         )
-        with torch.device("meta"):
-            model = GPT(gpt_config(paper))
-        matrices, embedding, head = parameter_groups(paper, model)
+        matrices, embedding, head = groups_of(paper)[1]
         assert (matrices.optimizer, embedding.optimizer, head.optimizer) == ("muon", "adamw", "adamw")
         assert matrices.lr == 0.02  # Muon's does not shrink with the width
         assert embedding.lr == pytest.approx(0.154919, abs=5e-7)
@@ -58,8 +61,8 @@ class TestParameterGroups:
 
     def test_every_parameter_is_in_one_group_by_its_name(self) -> None:
         small = recipe()
-        model = GPT(gpt_config(small))
-        named = [item for group in parameter_groups(small, model) for item in group.parameters.items()]
+        model, groups = groups_of(small)
+        named = [item for group in groups for item in group.parameters.items()]
         assert len(named) == len(dict(named))
         assert dict(named).keys() == dict(model.named_parameters()).keys()
         assert all(dict(model.named_parameters())[name] is p for name, p in named)
@@ -67,9 +70,7 @@ class TestParameterGroups:
     @pytest.mark.parametrize("bf16", [False, True])
     def test_muon_computes_in_the_precision_of_the_run_on_a_gpu_that_has_both(self, bf16: bool) -> None:
         made = recipe(train={"batch": 4, "micro_batch": 2, "steps": 10, "precision": "bf16" if bf16 else "float32"})
-        model = GPT(gpt_config(made))
-        model.policy = Device("H100", "cuda", None).policy(made.train.precision, False)
-        matrices, *_ = parameter_groups(made, model)
+        matrices, *_ = groups_of(made, Device("H100", "cuda", None).policy(made.train.precision, False))[1]
         assert matrices.options["dtype"] is (torch.bfloat16 if bf16 else torch.float32)
 
 
@@ -167,7 +168,7 @@ def test_groups_of_nanochats_parts_of_2026():
     """Only the value embeddings' rate, half of the embedding's, shrinks with the width; gates are Muon's."""
     parts = dict.fromkeys(("residual_lambdas", "x0_lambdas", "value_embeddings"), True)
     own = recipe(model={"layers": 2, "width": 32, "heads": 4, "context": 16, **parts})
-    groups = {group.name: group for group in parameter_groups(own, GPT(gpt_config(own)))}
+    groups = {group.name: group for group in groups_of(own)[1]}
     assert (groups["residual_lambdas"].lr, groups["x0_lambdas"].lr) == (0.005, 0.5)
     assert groups["x0_lambdas"].options["betas"] == (0.96, 0.95)
     assert groups["residual_lambdas"].options["weight_decay"] == 0.05

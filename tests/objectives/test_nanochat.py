@@ -14,9 +14,9 @@ from harness_support import evaluated, make_run, samples_of, write_benchmarks
 from support import run_main, tiny_chat_recipe
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN
-from lapcli.objectives.loading import find_checkpoint as checkpoint_of
-from lapcli.objectives.loading import open_run
 from lapcli.objectives.nanochat import import_checkpoint, read_tokenizer
+from lapcli.objectives.weights import find_checkpoint as checkpoint_of
+from lapcli.objectives.weights import open_run
 from lapcli.recipe import recipe_to_yaml
 from lapcli.runs import read_run
 from lapcli.runtime.errors import DataError
@@ -198,7 +198,7 @@ def test_a_hostile_or_foreign_checkpoint_is_refused_and_runs_nothing(tmp_path, e
     assert not touched.exists()
     for content in (whole[: len(whole) // 2], b"", b"not a pickle", pickle.dumps([1, 2])):
         file.write_bytes(content)
-        with pytest.raises(DataError, match=r"model_000007.pt .*; download the file again"):
+        with pytest.raises(DataError, match=r"model_000007.pt .*; download the checkpoint again"):
             import_checkpoint(place, tmp_path / "runs", "x")
     buffer = io.BytesIO()
     torch.save([torch.zeros(2)], buffer)

@@ -13,8 +13,7 @@ from support import ROOT, exit_code, process, write_text
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from lapcli.models.gpt import GPT
-from lapcli.objectives.language_model import gpt_config, parameter_groups
+from lapcli.objectives.language_model import LanguageModel
 from lapcli.planning import plan_training
 from lapcli.recipe import load_recipe, recipe_from_dict, recipe_to_dict
 from lapcli.runtime.devices import GPUS, Device, this_cpu
@@ -26,12 +25,13 @@ M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 @pytest.mark.long
 def test_the_561m_gpt_against_torchs_tracker():
     recipe = load_recipe(ROOT / "recipes/gpt561m_5L.yaml", ["train.micro_batch=1", "train.batch=1"])
-    with torch.device("meta"):
-        model = GPT(gpt_config(recipe))
+    objective = LanguageModel(recipe)
+    objective.build(torch.device("meta"))
+    model = objective.model
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         tokens_BT = torch.zeros(1, 2048, dtype=torch.long)
-        optimizers = Optimizers(parameter_groups(recipe, model))
+        optimizers = Optimizers(objective.parameter_groups())
         tracker = MemTracker()
         tracker.track_external(model)
         with tracker:

@@ -3,12 +3,10 @@
 import shutil
 
 import pytest
-import torch
 from support import (
     LOG,
     edit_checkpoint,
     exit_code,
-    lap,
     ranks,
     start_child,
     start_lap,
@@ -17,9 +15,7 @@ from support import (
     write_text,
 )
 
-from lapcli.checkpoint import read_tensors
 from lapcli.recipe import recipe_to_yaml
-from lapcli.runs import read_run
 from lapcli.training.metrics import read_metrics
 
 STEPS = 6
@@ -103,27 +99,6 @@ def test_ranks_that_write_to_different_places_are_told(place, tmp_path, shared_c
     assert (first.returncode, second.returncode) == (1, 1), (first.stderr, second.stderr)
     assert "--runs-dir" in first.stderr
     assert not (tmp_path / "0" / "run" / "checkpoints" / f"step-{STEPS:06d}").exists()
-
-
-def last_weights(runs):
-    return read_tensors(runs / "run" / "checkpoints" / f"step-{STEPS:06d}" / "model")
-
-
-@pytest.mark.long
-def test_three_ranks_end_at_the_bits_of_the_uninterrupted_run(place, tmp_path, shared_cache):
-    """Two numbers have one sum in any order; from three on the order in which gradients are added up counts."""
-
-    for name in ("whole", "cut"):
-        if name == "cut":
-            shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-            cut(read_run(tmp_path / "cut" / "run"))
-        runs = ["--runs-dir", str(tmp_path / name)]
-        result = lap("train", str(place / "run.yaml"), *runs, cache=shared_cache, processes=3)
-        assert result.returncode == 0, result.stderr
-        assert ("step-000004" in result.stderr) == (name == "cut")
-    whole, again = last_weights(tmp_path / "whole"), last_weights(tmp_path / "cut")
-    for name, tensor in whole.items():
-        assert torch.equal(tensor, again[name]), name
 
 
 def test_parameters_without_a_gradient_do_not_keep_the_others_from_being_averaged(tmp_path, shared_cache):

@@ -25,8 +25,7 @@ from lapcli.runtime.devices import Device
 from lapcli.runtime.progress import LogConsole
 from lapcli.runtime.ranks import World
 from lapcli.training.loop import Loop
-from lapcli.training.muon import Muon
-from lapcli.training.optimizers import AdamW
+from lapcli.training.optimizers import AdamW, Muon
 
 STEPS, WIDTH = 3, 7  # a width that no number of processes divides
 

@@ -3,19 +3,12 @@
 import io
 import json
 import shutil
-import signal
 
 import pytest
 import support
 import torch
-from safetensors.torch import load_file
 from support import (
-    LOG,
-    die_at,
-    die_in_update,
-    exit_code,
     lap,
-    start_child,
     tiny_chat_recipe,
     tiny_recipe,
     train_here,
@@ -25,7 +18,7 @@ from support import (
 from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.progress import LogConsole
-from lapcli.training.metrics import read_metrics, without_times
+from lapcli.training.metrics import read_metrics
 from lapcli.training.stages import train_stages
 
 torch.set_num_threads(1)
@@ -53,31 +46,6 @@ def train(pretrained, folder, recipe=None, **options):
         console=LogConsole(io.StringIO()),
         **options,
     )
-
-
-def left(runs):
-    """The last checkpoint and the metrics that do not depend on the clock."""
-    folder = runs / "run" / "checkpoints" / "step-000006"
-    tensors = {name: load_file(folder / f"{name}.safetensors") for name in ("model", "optimizer")}
-    lines = read_metrics(runs / "run" / "metrics.jsonl")
-    return tensors, [without_times(line) for line in lines]
-
-
-@pytest.mark.parametrize("stage", ["midtrain", "sft"])
-def test_a_killed_stage_goes_on_bit_for_bit(pretrained, tmp_path, shared_cache, stage):
-    recipe = staged(pretrained, tmp_path, stage)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert exit_code(start_child(recipe, whole, shared_cache)) == 0
-    for before, *arguments in ((die_in_update, 4), (die_at, "model written", 1), (die_in_update, 2)):
-        assert exit_code(start_child(recipe, killed, shared_cache, before, *arguments)) == -signal.SIGKILL
-    assert exit_code(start_child(recipe, killed, shared_cache)) == 0
-    assert "resuming from" in (killed / LOG).read_text()
-    (tensors, metrics), (tensors_again, metrics_again) = left(whole), left(killed)
-    assert metrics == metrics_again
-    assert [line["step"] for line in metrics if "loss" in line] == [1, 2, 3, 4, 5, 6]
-    for name in tensors:
-        for key, tensor in tensors[name].items():
-            assert torch.equal(tensor.flatten().view(torch.uint8), tensors_again[name][key].flatten().view(torch.uint8))
 
 
 def test_one_stage_at_a_time(pretrained, tmp_path):

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from lapcli.analysis.analyze import Analysis
     from lapcli.analysis.analyzed_models import OpenedModel
-    from lapcli.measures.capture import Capture
-    from lapcli.models.anatomy import HeadInputs
+    from lapcli.measures.capture import Capture, HeadInputs
 
 
 class OperatorMixing(Measurement):

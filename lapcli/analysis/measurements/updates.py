@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lapcli.analysis.analyze import Analysis
-    from lapcli.measures.capture import Capture
-    from lapcli.models.anatomy import HeadInputs
+    from lapcli.measures.capture import Capture, HeadInputs
 
 #: The values of a head: heading in the table, label in the figure.
 QUANTITIES = {

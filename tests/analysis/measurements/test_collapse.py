@@ -10,8 +10,7 @@ from analysis_support import vit
 
 from lapcli.analysis.measurement import Settings
 from lapcli.analysis.measurements.collapse import Collapse, CollapseOfLayer
-from lapcli.measures.capture import Batch, Capture
-from lapcli.models.anatomy import anatomy_of
+from lapcli.measures.capture import Batch, Capture, anatomy_of
 
 
 def simplex(classes, width, seed=0):

@@ -10,7 +10,7 @@ from analysis_support import dino, gpt, vit
 
 from lapcli.analysis.measurement import Settings
 from lapcli.analysis.measurements.ov import Ov, head_ov, value_and_output
-from lapcli.models.anatomy import anatomy_of
+from lapcli.measures.capture import anatomy_of
 
 
 def quantities(matrix):

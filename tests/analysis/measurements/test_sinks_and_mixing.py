@@ -7,7 +7,7 @@ from analysis_support import gpt, measured, on_a_device_without_float64, vit
 from lapcli.analysis.measurement import NotApplicable, Settings
 from lapcli.analysis.measurements import sinks
 from lapcli.analysis.measurements.mixing import OperatorMixing
-from lapcli.models.anatomy import anatomy_of
+from lapcli.measures.capture import anatomy_of
 
 LEARNT = [{"mix": {"heads": 2, "learn": ["alpha"]}, "gate": 1}, {"exclusive": {"heads": 3, "gate": "tanh"}}]
 

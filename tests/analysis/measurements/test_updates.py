@@ -5,11 +5,10 @@ import torch
 from analysis_support import dino, gpt, vit
 
 from lapcli.analysis.measurements.updates import add_updates, head_update, result_of
-from lapcli.heads.operator_attention import HeadOperators
+from lapcli.heads.laplacian import HeadOperators
 from lapcli.heads.plan import head_plan
-from lapcli.measures.capture import Batch, Capture
+from lapcli.measures.capture import Batch, Capture, HeadInputs, anatomy_of
 from lapcli.measures.tokens import StreamingMoments
-from lapcli.models.anatomy import HeadInputs, anatomy_of
 
 MODELS = {
     "gpt 0": lambda: gpt(0),

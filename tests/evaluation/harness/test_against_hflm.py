@@ -10,7 +10,7 @@ from lapcli.evaluation.benchmarks import BENCHMARKS
 from lapcli.evaluation.harness.adapter import LapLM, Workers
 from lapcli.evaluation.tasks import Request
 from lapcli.export.export import export_run
-from lapcli.objectives.loading import find_checkpoint, open_run
+from lapcli.objectives.weights import find_checkpoint, open_run
 from lapcli.runtime.ranks import World
 
 pytest.importorskip("transformers", reason="lm-eval's HFLM needs it; the dev extra has it")

@@ -22,6 +22,3 @@ class Damped(Operator):
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         return o_BHTD + self.value("share", state.parameters) * (v_BHTD - o_BHTD)
-
-    def flops(self, head_size: int, width: int) -> int:
-        return 3 * head_size

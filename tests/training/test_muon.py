@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapcli.training import muon
-from lapcli.training.muon import Muon, orthogonalise
+from lapcli.training import optimizers
+from lapcli.training.optimizers import Muon, orthogonalise
 
 torch.set_num_threads(2)
 
@@ -47,22 +47,6 @@ class TestOrthogonalise:
         ours = orthogonalise(stack, steps, torch.float32)
         for G, X in zip(stack, ours, strict=True):
             torch.testing.assert_close(X.double(), newton_schulz(G, steps), atol=1e-5, rtol=0)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize("shape", [(64, 64), (64, 256)])
-    def test_singular_values_come_near_one_and_vectors_stay(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        """Of matrices as well conditioned as gradients are; the quintic does not aim at exactly 1."""
-        rows, columns = shape
-        U, _ = torch.linalg.qr(draw((rows, 64), 1, torch.float64))
-        V, _ = torch.linalg.qr(draw((columns, 64), 2, torch.float64))
-        G = U @ torch.diag(torch.linspace(0.05, 1, 64, dtype=torch.float64)) @ V.T
-        X = orthogonalise(G[None].float(), 5, dtype)[0].double()
-        values = torch.linalg.svdvals(X)
-        assert values.min() > 0.6
-        assert values.max() < 1.3
-        inside = U.T @ X @ V  # diagonal if the singular vectors are G's
-        off_diagonal = inside - torch.diag(inside.diagonal())
-        assert off_diagonal.abs().max() < (1e-4 if dtype == torch.float32 else 0.1)
 
     @pytest.mark.parametrize("shape", [(128, 128), (512, 128)])
     @pytest.mark.parametrize("decay", [0.5, 2.0])
@@ -123,21 +107,9 @@ class TestStep:
     def test_stacks_of_any_size_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         results = []
         for largest in (1, 2 * 24 * 24, 2**26):
-            monkeypatch.setattr(muon, "_LARGEST_STACK", largest)
+            monkeypatch.setattr(optimizers, "_LARGEST_STACK", largest)
             params = [draw((24, 24), seed=i) for i in range(5)]
             train(Muon(params, lr=0.1), params, steps=2)
             results.append(torch.stack(params))
         torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=0)
         torch.testing.assert_close(results[0], results[2], atol=1e-6, rtol=0)
-
-    def test_precision_can_be_asked_for(self) -> None:
-        """bf16 is not float32, moves weights that stay float32, and is what torch's does."""
-        ours, theirs, exact = (draw((24, 24), seed=50) for _ in range(3))
-        start = ours.clone()
-        train(Muon([ours], lr=0.02, dtype=torch.bfloat16), [ours], steps=1)
-        train(Muon([exact], lr=0.02, dtype=torch.float32), [exact], steps=1)
-        train(torch.optim.Muon([theirs], lr=0.02, weight_decay=0.0, adjust_lr_fn="original"), [theirs], steps=1)
-        assert ours.dtype == torch.float32
-        moved = (exact - start).norm()
-        assert (ours - theirs).norm() < 0.02 * moved
-        assert (ours - exact).norm() > 1e-4 * moved

@@ -2,6 +2,7 @@
 
 import torch
 from safetensors.torch import save_file
+from timm.optim.lamb import Lamb
 from torch import Tensor
 
 from lapcli.objectives.objective import ParameterGroup
@@ -40,8 +41,7 @@ def optimizers_of(named: dict[str, Tensor]) -> Optimizers:
 
 def train(optimizers: Optimizers, named: dict[str, Tensor], steps: range) -> None:
     for step in steps:
-        optimizers.set_learning_rates(1 / (step + 1))
-        optimizers.set_options(step)
+        optimizers.set_rates(1 / (step + 1), step)
         for i, p in enumerate(named.values()):
             p.grad = draw(tuple(p.shape), 100 * step + i)
         optimizers.step()
@@ -87,3 +87,26 @@ def test_adamw_by_hand() -> None:
         corrected = (m / (1 - 0.8 ** (step + 1))) / ((v / (1 - 0.95 ** (step + 1))).sqrt() + 1e-10)
         W = W - 0.1 / (step + 1) * corrected
     torch.testing.assert_close(named["embed.weight"].double(), W, atol=1e-5, rtol=0)
+
+
+LAMB = {"betas": (0.9, 0.999), "eps": 1e-8, "max_grad_norm": 1.0}
+
+
+def test_lamb_is_timms_with_one_norm_over_all_groups():
+    named, other = parameters(), parameters()
+    decay = {"a.weight": 0.02, "b.weight": 0.0}
+    optimizers = Optimizers(
+        [ParameterGroup(n, "lamb", 3e-3, {n: named[n]}, {**LAMB, "weight_decay": decay[n]}) for n in decay]
+    )
+    assert optimizers.clip_themselves
+    groups = [{"params": [other[n]], "weight_decay": decay[n]} for n in decay]
+    stock = Lamb(groups, lr=1.5e-3, betas=(0.9, 0.999), eps=1e-8, max_grad_norm=1.0)
+    for step in range(4):
+        for each in (named, other):
+            for i, n in enumerate(decay):
+                each[n].grad = 3 * draw(tuple(each[n].shape), 100 * step + i)
+        optimizers.set_rates(0.5)
+        optimizers.step()
+        stock.step()
+    for n in decay:
+        assert torch.equal(named[n], other[n])
