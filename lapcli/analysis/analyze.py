@@ -13,7 +13,7 @@ from typing import Any
 
 from lapcli.analysis.analyzed_models import AnalyzedModel
 from lapcli.analysis.drawing import labels, save_figure
-from lapcli.analysis.measurement import CONDITIONS, LayerResult, Measurement, NotApplicable, Settings
+from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, check_fits, measurements_for
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
@@ -156,11 +156,9 @@ def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
 
 def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
     """Return the values of all layers as rows of results; series and points stay in the files of the analysis."""
-    settings, measurement = analysis.settings, analysis.measurement
     known: dict[str, Any] = {
-        "conditions": settings.only(measurement.options).given(*CONDITIONS),
         "n": measured.sequences,
-        "limit": settings.subject.get("limit"),
+        "limit": analysis.settings.subject.get("limit"),
         "split": measured.split,
         "step": measured.model.step,
         "weights_sha256": measured.model.weights_sha256,
@@ -171,7 +169,7 @@ def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
         row(analysis.what, name, value, layer=layer, **known)
         for layer, result in measured.layers.items()
         for name, value in result.values.items()
-        if name not in measurement.counts
+        if name not in analysis.measurement.counts
     ]
 
 

@@ -47,7 +47,6 @@ class Settings:
     """The options of `lap analyze` that a measurement can take, by name."""
 
     layer: str | None = None  # None: the measurement's `default_layers`
-    tokens: Literal["all", "patch", "class"] = "all"
     classes: str | None = None
     image: Sequence[Path] = ()
     subject: Mapping[str, Any] = field(default_factory=dict)  # checkpoint, data, split and limit, unless the default
@@ -55,7 +54,7 @@ class Settings:
     @property
     def variant(self) -> str:
         """A folder name that identifies non-default settings; empty for the defaults."""
-        words = [f"{name}-{value}" for name, value in {**self.given("layer", *CONDITIONS), **self.subject}.items()]
+        words = [f"{name}-{value}" for name, value in {**self.given("layer"), **self.subject}.items()]
         plain = [word if re.fullmatch(r"[\w.,-]{1,40}", word) else digest(word)[:8] for word in words]
         return "_".join(plain)
 
@@ -69,8 +68,7 @@ class Settings:
         return replace(self, **{name: default for name, default in DEFAULTS.items() if name not in names})
 
 
-DEFAULTS: dict[str, Any] = {name: getattr(Settings(), name) for name in ("layer", "tokens", "classes", "image")}
-CONDITIONS = ("tokens",)  # reports do not compare numbers that were measured with different values of it
+DEFAULTS: dict[str, Any] = {name: getattr(Settings(), name) for name in ("layer", "classes", "image")}
 
 
 class NotApplicable(UsageError):
@@ -90,7 +88,7 @@ class Measurement:
     name: ClassVar[str]
     help: ClassVar[str]
     definition: ClassVar[str]
-    options: ClassVar[tuple[str, ...]] = ("layer", "tokens")
+    options: ClassVar[tuple[str, ...]] = ("layer",)
     needs: ClassVar[frozenset[str]] = frozenset()
     default_layers: ClassVar[str] = "last"
     norm: ClassVar[Literal["before", "after"]] = "before"
@@ -110,9 +108,6 @@ class Measurement:
         # `all` takes the options of all measurements; those that this one does not declare mean nothing to it.
         self.model, self.settings = model, settings.only(self.options)
         self.layers = chosen_layers(self.settings.layer, self.default_layers, model.anatomy.layers)
-        tokens, anatomy = self.settings.tokens, model.anatomy
-        if tokens != "all" and not (anatomy.has_class_token if tokens == "class" else anatomy.prefix_tokens):
-            raise UsageError(f"--tokens {tokens}: this model has no class token; use --tokens all")
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
         """Add listeners for one layer; return the function that gives its result after the capture has run."""
@@ -137,10 +132,10 @@ class Measurement:
         return {**values, "norm": cls.norm, **settings.subject}
 
     def site(self, layer: int) -> Site:
-        """Return the output of a block, as --tokens chooses it."""
+        """Return the output of a block."""
         from lapcli.measures.capture import Site
 
-        return Site(layer, "output", self.settings.tokens, self.norm)
+        return Site(layer, "output", norm=self.norm)
 
     def classifier_CD(self) -> np.ndarray:
         """Return the weights of the model's classifier, one row for each class of the data."""

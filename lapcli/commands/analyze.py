@@ -18,6 +18,7 @@ Examples:
   lap analyze spectrum 'vit_digits-*'
   lap analyze cossim vit_digits --init
   lap analyze features vit_digits --image photo.jpg
+  lap analyze anova timm:vit_small_patch16_224 --data photographs
 """
 
 ALL = "all"  # every measurement that fits
@@ -56,7 +57,7 @@ def analyze(
         typer.Argument(
             metavar="RUN",
             autocompletion=options.run_names,
-            help="Names, folders or patterns of runs; by default the newest finished one.",
+            help="Names, folders or patterns of runs, or timm:NAME of a stock model; default: newest finished run.",
             show_default=False,
         ),
     ] = None,
@@ -64,11 +65,8 @@ def analyze(
         list[str] | None,
         typer.Option("--run", autocompletion=options.run_names, help="Another spelling of RUN; repeatable."),
     ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option("--model", metavar="timm:NAME", help="A stock timm model; repeatable.")
-    ] = None,
     init: Annotated[
-        bool, typer.Option("--init", help="Also measure each run's model untrained; with --model, only untrained.")
+        bool, typer.Option("--init", help="Also measure each run's model untrained; a timm model, only untrained.")
     ] = False,
     checkpoint: options.Checkpoint = "last",
     data: Annotated[str | None, typer.Option("--data", help="Data to measure on instead of the run's own.")] = None,
@@ -82,9 +80,6 @@ def analyze(
     layer: Annotated[
         str | None, typer.Option("--layer", help="last, all, 3, 0,5,11 or 6-11; counted from 0, -1 is the last.")
     ] = None,
-    tokens: Annotated[
-        Literal["all", "patch", "class"], typer.Option("--tokens", help="Image tokens to measure.")
-    ] = "all",
     classes: Annotated[
         str | None, typer.Option("--classes", metavar="A,B,C", help="Names or numbers of classes, for simplex and pca.")
     ] = None,
@@ -102,6 +97,7 @@ def analyze(
     from lapcli.analysis.measurements import MEASUREMENTS, check_fits
     from lapcli.recipe import OBJECTIVES
     from lapcli.recipe.data_sources import check_local_file
+    from lapcli.recipe.schema import TIMM
     from lapcli.result_rows import find_paths
     from lapcli.runs import named_run, newest_run
 
@@ -111,16 +107,18 @@ def analyze(
             raise UsageError(f"--image {path} does not exist; name an image file")
     usual = {"checkpoint": "last", "data": None, "split": "validation", "limit": None}
     given: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "split": split, "limit": limit}
-    settings = Settings(layer, tokens, classes, tuple(image or ()))
+    settings = Settings(layer, classes, tuple(image or ()))
     if what != ALL and (unused := settings.given(*(DEFAULTS.keys() - set(MEASUREMENTS[what].options)))):
         raise UsageError(f"--{min(unused)} has no effect for {what}; leave it out")
     settings = replace(settings, subject={key: value for key, value in given.items() if value != usual[key]})
     if data is not None:
         check_local_file("--data", data)
     where = runs_dir or default_runs_dir()
-    named = [*(names or []), *(run or [])]
+    given_names = [*(names or []), *(run or [])]
+    stock = [name for name in given_names if name.startswith(TIMM)]
+    named = [name for name in given_names if name not in stock]
     runs = [named_run(where, str(path)) for path in find_paths(named, where)] if named else []
-    if not named and not model:
+    if not given_names:
         runs = [newest_run(where, set(OBJECTIVES))]
     if what != ALL and runs:
         check_fits([what], [(run.recipe.objective, run.recipe.gives) for run in runs])
@@ -132,7 +130,7 @@ def analyze(
     from lapcli.analysis.analyze import analyze, to_text, write_analysis
     from lapcli.analysis.analyzed_models import Selection, find_models, results_folder
 
-    models = find_models(Selection(model or (), init, **given), runs)
+    models = find_models(Selection(stock, init, **given), runs)
     analyses = analyze(None if what == ALL else [what], models, settings)
     folder = out or results_folder(models, where) / settings.variant
     written = {analysis.what: write_analysis(analysis, folder) for analysis in analyses}

@@ -27,8 +27,8 @@ from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
 
 SAFE = "model.safetensors"
-REMEDY = "give another file with --weights"
-FROM_A_FILE = "start a run from a file with `lap train --init-from timm:NAME --weights FILE`"
+REMEDY = "give another file with --set train.init_from.weights=FILE"
+FROM_A_FILE = "start a run from a file with `lap train --init-from timm:NAME --set train.init_from.weights=FILE`"
 STOCK_IMAGES = "hub:ILSVRC/imagenet-1k"  # what timm's weights were trained on
 
 
@@ -128,7 +128,7 @@ def timm_file(name: str, model: Any, weights: Path | None) -> Path:
     """Return the file with the model's weights: the given one, or the hub's."""
     path = weights if weights is not None else _hub_weights(check_timm_name(name), model.pretrained_cfg)
     if not path.is_file():
-        raise UsageError(f"there is no file {path}; --weights takes a .safetensors or .pth file of the model")
+        raise UsageError(f"there is no file {path}; train.init_from.weights takes a .safetensors or .pth file")
     return path
 
 
@@ -136,7 +136,7 @@ def check_timm_name(name: str) -> str:
     """Return timm's name of the model; UsageError with the nearest name if there is none."""
     known = name.removeprefix(TIMM)
     if not name.startswith(TIMM) or not known:
-        raise UsageError(f"--model takes timm:NAME, such as timm:vit_small_patch16_224, got {name[:80]!r}")
+        raise UsageError(f"a stock model is named timm:NAME, such as timm:vit_small_patch16_224, got {name[:80]!r}")
     if not timm.is_model(known):
         near = get_close_matches(known, timm.list_models(["*vit*", "eva*"]), 1, cutoff=0.4)
         raise UsageError(f"timm has no model {known[:80]!r}{f'; did you mean timm:{near[0]}?' if near else ''}")

@@ -147,7 +147,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     try:
         encoding = _PlainEncoding(io.BytesIO(path.read_bytes())).load()
     except OSError as error:
-        raise DataError(f"cannot read the tokenizer {path} ({error.strerror}); name it with --tokenizer") from None
+        raise DataError(f"cannot read the tokenizer {path} ({error.strerror}); check its permissions") from None
     except Exception as error:  # a broken or hostile pickle may raise anything
         raise DataError(f"{path} is not a pickled tiktoken encoding ({str(error)[:200]}); {_ANOTHER}") from None
     state = encoding.state if isinstance(encoding, _Encoding) else None
@@ -161,7 +161,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise DataError(f"{path} is not a tokenizer of nanochat: {error}; {_ANOTHER}") from None
 
 
-_ANOTHER = "name another with --tokenizer, a tokenizer.json or tokenizer.pkl"
+_ANOTHER = "put another tokenizer.json or tokenizer.pkl beside the checkpoint"
 
 
 class _Encoding:
@@ -195,7 +195,7 @@ def listed(names: list[str]) -> str:
 AGAIN = "download the checkpoint again, or name another"
 
 
-def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path | None = None) -> tuple[Run, bool]:
+def import_checkpoint(path: Path, runs_dir: Path, name: str) -> tuple[Run, bool]:
     """Import a checkpoint; return the finished run, and whether it is new: repeating an import changes nothing."""
     source = find_checkpoint(path)
     sha256 = sha256_of_file(source.file)
@@ -206,7 +206,7 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
         if existing.is_finished:
             return existing, False
         remove(existing.path)  # left by an import that was killed
-    text_tokenizer = _tokenizer(source, tokenizer)
+    text_tokenizer = _tokenizer(source)
     tensors = read_weights(source)
     _check(source, tensors)
     imported_from = {"file": str(source.file), "sha256": sha256}
@@ -242,20 +242,18 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
     return read_run(run.path), True
 
 
-def _tokenizer(source: NanochatCheckpoint, given: Path | None) -> Tokenizer:
-    path = given or find_tokenizer(source.file)
+def _tokenizer(source: NanochatCheckpoint) -> Tokenizer:
+    path = find_tokenizer(source.file)
     if path is None:
         raise UsageError(
             f"there is no tokenizer.pkl or tokenizer.json beside {source.file} or in nanochat's tokenizer folder; "
-            "name it with --tokenizer"
+            "put it beside the checkpoint"
         )
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}; --tokenizer takes a tokenizer.json or nanochat's tokenizer.pkl")
     tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != source.vocab:
         raise UsageError(
-            f"{path} has {tokenizer.vocab_size:,} tokens, but the model has {source.vocab:,}; name its tokenizer with "
-            "--tokenizer"
+            f"{path} has {tokenizer.vocab_size:,} tokens, but the model has {source.vocab:,}; put its tokenizer "
+            "beside the checkpoint"
         )
     return tokenizer
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from support import ROOT, run_main, start_process, tiny_recipe
 
-from lapcli.catalogue.watching import plot_curves, read_watched_run
+from lapcli.catalogue import plot_curves, read_watched_run
 from lapcli.runs import open_run, unlock
 
 
@@ -50,7 +50,7 @@ def test_a_line_for_each_change_without_a_terminal(runs, capsys):
     code, out, _ = run_main(capsys, "runs", "watch", "falls", "rises")
     assert (code, len(out.splitlines())) == (0, 2)
     assert out.splitlines()[0].startswith("falls  step 20/20  loss 1")
-    rows = [json.loads(line) for line in run_main(capsys, "runs", "watch", "*", "--json")[1].splitlines()]
+    rows = [json.loads(line) for line in run_main(capsys, "runs", "--json", "watch", "*")[1].splitlines()]
     assert {row["run"]: row["loss"] for row in rows} == {"falls": 1.0, "rises": 19.0}
 
 

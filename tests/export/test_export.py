@@ -12,7 +12,7 @@ from support import run_main
 
 from lapcli.export import export as exporting
 from lapcli.export.export import export_run
-from lapcli.export.weights import WEIGHTS
+from lapcli.export.formats import WEIGHTS
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import read_json
 
@@ -96,33 +96,12 @@ def test_the_checkpoint_that_is_asked_for(tmp_path, capsys):
         assert all(torch.equal(written[name], expected[name]) for name in expected)
 
 
-def test_bf16_halves_the_weights_and_float16_may_not_hold_them(tmp_path, capsys):
-    run = gpt_run(tmp_path)
-    small = export_run(run, "safetensors", out=tmp_path / "small", dtype="bf16", verified=False)
-    whole = export_run(run, "safetensors", verified=False)
-    assert {tensor.dtype for tensor in load_file(small.folder / WEIGHTS).values()} == {torch.bfloat16}
-    sizes = [(each.folder / WEIGHTS).stat().st_size for each in (small, whole)]
-    assert sizes[0] < 0.6 * sizes[1]
-
-    tensors = load_file(run.checkpoints / "step-000001" / "model.safetensors")
-    tensors["head.weight"][0, 0] = 70_000.0
-    from lapcli import checkpoint
-
-    checkpoint.save(run.checkpoints, 2, tensors, {"x": torch.zeros(1)}, {"laplacian_heads": "1"}, {}, keep=2)
-    options = ["--checkpoint", "2", "--dtype", "float16", "--out", str(tmp_path / "half"), "--runs-dir", str(tmp_path)]
-    code, _, err = run_main(capsys, "export", "--run", "gpt", "--to", "safetensors", *options)
-    assert code == 2
-    assert "head.weight has values up to 7e+04, which float16 cannot hold" in err
-    assert not list(tmp_path.glob("*half*"))
-
-
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, capsys):
     gpt, vit = gpt_run(tmp_path), vit_run(tmp_path)
     (tmp_path / "taken").mkdir()
     cases = {
         "vit --to hf": "timm or safetensors",
         "gpt --to gguf": "gguf",
-        "gpt --to hf --dtype int8": "int8",
         f"gpt --to hf --out {tmp_path}/taken": "taken",
         f"gpt --to hf --out {tmp_path}/no/where": str(tmp_path / "no"),
         "gpt --to hf --checkpoint 7": "1",

@@ -220,13 +220,3 @@ def test_a_report_needs_no_torch(runs):
     done = run_process([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "False"), done.stderr
     assert (runs / "report.html").is_file()
-
-
-def test_out(capsys, runs, tmp_path):
-    path = tmp_path / "table.csv"
-    code, out, _ = report(capsys, runs, "--format", "csv", "--out", str(path))
-    assert (code, out.splitlines()[0]) == (0, str(path))
-    assert path.stat().st_size > 100
-    for wrong in (runs, runs / "no" / "where.txt"):
-        code, _, err = report(capsys, runs, "--format", "csv", "--out", str(wrong))
-        assert (code, str(wrong) in err) == (2, True)

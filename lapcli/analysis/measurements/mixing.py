@@ -35,7 +35,6 @@ class OperatorMixing(Measurement):
         "Learned parameters of each head's operators: unchanged, the gate of exclusive heads as its tanh, gates of "
         "the input as their mean over tokens."
     )
-    options = ("layer",)
     default_layers = "all"
     columns: ClassVar = {}
     order = 10

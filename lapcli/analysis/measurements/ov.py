@@ -41,7 +41,6 @@ class Ov(Measurement):
         "from 0; the share of its squared norm in the symmetric part; and on the diagonal. Values of a layer are means "
         "over its heads."
     )
-    options = ("layer",)
     default_layers = "all"
     reads_tokens = False
     columns: ClassVar = {"mean_eigenvalue": "mean eigenvalue", "symmetric": "symmetric", "diagonal": "diagonal"}

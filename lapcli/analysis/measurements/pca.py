@@ -28,7 +28,7 @@ class PrincipalComponents(Measurement):
     definition = (
         "Tokens of a few classes, a seeded sample, minus their mean, on the two directions of largest variance."
     )
-    options = ("layer", "tokens", "classes")
+    options = ("layer", "classes")
     default_layers = "spread"
     columns: ClassVar = {"tokens_shown": "tokens shown", "variance_share_1": "share 1", "variance_share_2": "share 2"}
     counts = frozenset({"tokens_shown"})

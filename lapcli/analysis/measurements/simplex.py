@@ -37,7 +37,7 @@ class Simplex(Measurement):
         "Algorithm 1: W' are the three rows of the classifier, each of length 1; U S V^T its thin SVD; A the map of "
         "the three corners to an equilateral triangle. Plotted is A U V^T x of tokens x of the three classes."
     )
-    options = ("layer", "tokens", "classes")
+    options = ("layer", "classes")
     needs = frozenset({schema.CLASSES})
     norm = "after"
     columns: ClassVar = {"tokens_shown": "tokens shown", "nearest_corner_share": "nearest corner share"}

@@ -43,7 +43,6 @@ class Sinks(Measurement):
         "Mean over tokens of a head's attention to the first token (the class token of a ViT) and to the token itself, "
         "and of the cosine of attention's output with the token's own value; before the head's operator."
     )
-    options = ("layer",)
     default_layers = "all"
     columns: ClassVar = {"to_first": "to first", "to_self": "to self", "cosine_with_value": "cos(o, v)"}
     order = 9

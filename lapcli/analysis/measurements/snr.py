@@ -34,7 +34,7 @@ class SignalToNoise(Measurement):
     def site(self, layer: int) -> Site:
         from lapcli.measures.capture import Site
 
-        return Site(layer, "mlp_input", self.settings.tokens)
+        return Site(layer, "mlp_input")
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
         ratio = StreamingMoments()

@@ -44,7 +44,6 @@ class HeadUpdates(Measurement):
         "Cosine of u_t with m_t and with m_t - x_t, averaged over tokens; variance_change: what adding u_t alone does "
         "to the variance within the sequence, as a share of it."
     )
-    options = ("layer",)
     default_layers = "all"
     columns: ClassVar = {
         f"{kind}_{name}": f"{short} {heading}"
