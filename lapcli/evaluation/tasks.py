@@ -143,7 +143,7 @@ def chosen_tasks(objective: str, text: str | None, protocol: str = "harness") ->
             raise UsageError(f"--tasks: {name[:60]!r}: {there_are}; lm-eval's other tasks need --protocol harness")
         others: Sequence[str] = ()
         if LANGUAGE in gives:
-            from lapcli.evaluation.harness.lm_eval_tasks import index
+            from lapcli.evaluation.language_tasks import index
 
             others = index().all_tasks
         if name not in others:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lapcli.data.chat.conversation import Malformed
 from lapcli.data.chat.generated import builtin_words, spelling_bee
 from lapcli.data.text.builtin import builtin_text
-from lapcli.evaluation.benchmarks.benchmark import (
+from lapcli.evaluation.benchmarks import (
     Benchmark,
     Document,
     Documents,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lapcli.evaluation.benchmarks.benchmark import pass_at
+from lapcli.evaluation.benchmarks import pass_at
 from lapcli.evaluation.benchmarks.humaneval import answered_program
 from lapcli.evaluation.benchmarks.numbers import final_number
 

@@ -12,11 +12,11 @@ from lm_eval.api.instance import Instance
 from lapcli.data.chat.conversation import question_and_answer, render_prompt
 from lapcli.data.chat.formats import multiple_choice, read_choices
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.evaluation.benchmarks.benchmark import Documents, sampled_definition
+from lapcli.evaluation.adapter import LapLM, Prompt, Workers, chat_prompt
+from lapcli.evaluation.benchmarks import Documents, sampled_definition
 from lapcli.evaluation.benchmarks.choices import ARC_EASY
 from lapcli.evaluation.benchmarks.numbers import compare_numbers
-from lapcli.evaluation.harness.adapter import LapLM, Prompt, Workers, chat_prompt
-from lapcli.evaluation.harness.lm_eval_tasks import task_over
+from lapcli.evaluation.language_tasks import task_over
 from lapcli.evaluation.settings import Sampling as Settings
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.runtime.errors import DataError
