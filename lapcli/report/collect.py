@@ -286,7 +286,7 @@ def grids_of(collection: Collection, rows: Sequence[str] = (HEADS,)) -> list[Gri
         grid.rows = {key: dict(sorted(grid.rows[key].items(), key=_seed_order)) for key in sorted(grid.rows)}
         labels = {run.name: key.label for key, runs in grid.rows.items() for run in runs.values()}
         own = collection.frame[collection.frame["run"].isin(labels)]
-        grid.frame = _apart_by_data(own.assign(row=own["run"].map(labels)), grid)
+        grid.frame = _of_one_data(own.assign(row=own["run"].map(labels)), collection.notes)
     _name(list(grids.values()))
     collection.notes += _differences_in_words(list(grids.values()))
     return list(grids.values())
@@ -296,22 +296,15 @@ def _seed_order(item: tuple[str, Any]) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in item[0].split("+"))
 
 
-def _apart_by_data(frame: "DataFrame", grid: Grid) -> "DataFrame":
-    """Name the data of numbers that were measured on other data than their run's own, if there are several."""
-    own = {run.name: run for run in grid.runs}
-    names = []
-    several = frame.groupby("measure")["data_sha256"].nunique() if len(frame) else {}
-    for row in frame[["run", "task", "measure", "data", "data_sha256"]].to_dict("records"):
-        run, name = own[row["run"]], row["measure"]
-        is_own = row["data"] == run.run.info.get("data") or row["data_sha256"] in (
-            run.run.info.get("data_sha256"),
-            run.whole.first.get("data_sha256"),
-        )
-        if row["task"] not in ("validation", "training") and several[name] > 1 and not is_own:
-            where = f"on {str(row['data']).split(': ')[0]} {str(row['data_sha256'])[:8]}"
-            name = f"{name[:-1]}, {where}]" if name.endswith("]") else f"{name} [{where}]"
-        names.append(name)
-    return frame.assign(measure=names)
+def _of_one_data(frame: "DataFrame", notes: list[str]) -> "DataFrame":
+    """Keep the numbers of each measure that are of the data it was measured on last; validations are of their runs."""
+    data = frame["data_sha256"].fillna("")
+    is_other = (data != data.groupby(frame["measure"]).transform("last")) & ~frame["task"].isin(
+        ["validation", "training"]
+    )
+    for run, measure in zip(frame["run"][is_other], frame["measure"][is_other], strict=True):
+        notes.append(f"{run}: {measure} was measured on other data than the rest and is left out")
+    return frame[~is_other]
 
 
 def check_rows(rows: Sequence[str], recipes: Sequence[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The page of `lap report --format html`: one file that needs nothing else, `page.html.j2` with `page.css` and plotly.
+"""The page of `lap report --format html`: one file that needs nothing else, `page.html.j2` with plotly.
 
 It contains no script of ours. Its security policy lists plotly's scripts by hash, so that no other can run.
 """

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lapcli.report.collect import Collection, Grid, RowKey, collect, grids_of
-from lapcli.report.forms import GAP, Entry, Table, to_text
 from lapcli.report.statistics import Paired, Summary, compare, summarise
 from lapcli.runtime.errors import UsageError, known_names
+from lapcli.runtime.tables import fitted, wrapped
 from lapcli.same_recipe import HEADS
+
+GAP = "-"
 
 LABELS = {
     "top1": "top-1",
@@ -300,25 +302,29 @@ def paper_text(column: Column, cell: Cell) -> str:
     return text if cell.summary is None else f"{text} ({cell.summary.mean * column.scale - mean:+z.{column.digits}f})"
 
 
-def as_shown(table: ScoreTable) -> Table:
-    """Return the table for people: for each measure its mean, the difference to the baseline, the paper's number."""
+def to_text(table: ScoreTable) -> str:
+    """Format for a terminal: for each measure its mean, the difference to the baseline, the paper's number."""
+    marks = {"best": " *", "second": " +", None: ""}
     header, rows = [table.row_name], []
     for row in table.rows:
         is_named = row.is_baseline and row.label != "Baseline"
-        rows.append([Entry(row.label, " (baseline)" if is_named else "")])
+        rows.append([row.label + (" (baseline)" if is_named else "")])
     for number, column in enumerate(table.columns):
         cells = [row.cells[number] for row in table.rows]
         header.append(column.label)
-        for entries, cell in zip(rows, cells, strict=True):
+        for texts, cell in zip(rows, cells, strict=True):
             count = f" ({cell.summary.n})" if cell.summary else ""
-            entries.append(Entry(mean_text(column, cell), count, cell.mark))
+            texts.append(mean_text(column, cell) + count + marks[cell.mark])
         more = [(f"Δ to {table.baseline}", paired_text)] if any(cell.paired for cell in cells) else []
         more += [("paper (ours − paper)", paper_text)] if table.has_paper else []
         for name, text in more:
             header.append(name)
-            for entries, cell in zip(rows, cells, strict=True):
-                entries.append(Entry(text(column, cell)))
-    return Table(table.title, header, rows, [*reading(table), *table.notes])
+            for texts, cell in zip(rows, cells, strict=True):
+                texts.append(text(column, cell))
+    is_marked = any(cell.mark for row in table.rows for cell in row.cells)
+    notes = [*(["* best, + second."] if is_marked else []), *reading(table), *table.notes]
+    below = [line for note in notes for line in wrapped(note, indent="  ")]
+    return "\n".join([*wrapped(table.title), "", *fitted([header, *rows]), "", *below])
 
 
 def to_dict(table: ScoreTable) -> dict[str, Any]:
@@ -381,7 +387,7 @@ def _csv(tables: Sequence[ScoreTable]) -> str:
 
 #: The formats of `lap report --format`, except the page.
 FORMATS: dict[str, Callable[[Sequence[ScoreTable]], str]] = {
-    "table": lambda tables: "\n\n".join(to_text(as_shown(table)) for table in tables),
+    "table": lambda tables: "\n\n".join(to_text(table) for table in tables),
     "csv": _csv,
     "json": lambda tables: json.dumps([to_dict(table) for table in tables], indent=2),
 }
