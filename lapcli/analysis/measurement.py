@@ -1,8 +1,8 @@
-"""The base of every analysis: a `Measurement` with name, help, options, needs, accumulator, table columns and figure.
+"""The base of every analysis: a `Measurement` with name, options, needs, accumulator, table columns and figure.
 
-Each file in `lapcli/analysis/measurements` holds one, and nothing else has to change to add another. These files import
-torch and matplotlib inside functions, never at the top: `--help` and the checks of a command line read their
-declarations and must answer at once.
+Each file in `lapcli/analysis/measurements` holds one, which `measurements/__init__.py` names. These files import torch
+and matplotlib inside functions, never at the top: the checks of a command line read their declarations and must answer
+at once.
 """
 
 from __future__ import annotations
@@ -82,11 +82,10 @@ class Measurement:
     measurement is for models that give all of `needs` (the names in `recipe/schema.py`). Without --layer it measures
     `default_layers` (last, all or spread), of tokens before or after the model's last norm, as `norm` says. `columns`
     are the values in the table of the terminal, with their headings. `counts` are values that describe the data and not
-    the model; reports leave them out. `order` is its place in lists.
+    the model; reports leave them out.
     """
 
     name: ClassVar[str]
-    help: ClassVar[str]
     definition: ClassVar[str]
     options: ClassVar[tuple[str, ...]] = ("layer",)
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -95,11 +94,10 @@ class Measurement:
     columns: ClassVar[Mapping[str, str]]
     counts: ClassVar[frozenset[str]] = frozenset()
     reads_tokens: ClassVar[bool] = True  # else the weights alone, without a forward
-    order: ClassVar[int] = 100
 
     def __init_subclass__(cls) -> None:
         # When the file is imported: a plugin's mistake is found before any model has run.
-        missing = [name for name in ("name", "help", "definition", "columns") if not hasattr(cls, name)]
+        missing = [name for name in ("name", "definition", "columns") if not hasattr(cls, name)]
         if missing:
             raise TypeError(f"the measurement {cls.__qualname__} does not declare {', '.join(missing)}")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from lapcli.commands import options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
@@ -22,22 +21,7 @@ Examples:
 """
 
 ALL = "all"  # every measurement that fits
-
-
-class WithMeasurements(TyperCommand):
-    """Lists the measurements below the options; `lap --help` does not import them."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from lapcli.analysis.measurements import MEASUREMENTS
-
-        with formatter.section("Measurements"):
-            everything = "Every applicable measurement, in one pass over the data."
-            helps = [(name, MEASUREMENTS[name].help) for name in MEASUREMENTS.built_in()]
-            formatter.write_dl([*helps, (ALL, everything)])
-        super().format_epilog(ctx, formatter)
-
-
-CLASS = WithMeasurements  # of the command
+MEASUREMENT_NAMES = "spectrum, anova, cossim, snr, collapse, simplex, pca, updates, sinks, features, mixing, ov"
 
 
 def _measurement(name: str) -> str:
@@ -50,7 +34,7 @@ def _measurement(name: str) -> str:
 
 def analyze(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", callback=_measurement, help="A measurement from the list below, or all.")
+        str, typer.Argument(metavar="WHAT", callback=_measurement, help=f"One of {MEASUREMENT_NAMES}; or all that fit.")
     ],
     names: Annotated[
         list[str] | None,

@@ -125,7 +125,7 @@ def report_on(
     grids = grids_of(collection, rows)
     tables = []
     row_name = ", ".join("Laplacian heads" if key == HEADS else key for key in rows)
-    for grid, measures in zip(grids, _columns(grids, columns, notes), strict=True):
+    for grid, measures in zip(grids, _columns(grids, columns), strict=True):
         if measures:
             tables.append(table_of(grid, measures, row_name))
     return Report(collection, grids, tables, notes)
@@ -148,10 +148,10 @@ def names_in(option: str, text: str) -> list[str]:
     return names
 
 
-def _columns(grids: Sequence[Grid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:
+def _columns(grids: Sequence[Grid], asked: Sequence[str] | None) -> list[list[str]]:
     """Return the columns of each grid, without measures that its kind of run cannot have."""
     if asked is None:
-        return [_default(grid, notes) for grid in grids]
+        return [_default(grid) for grid in grids]
     chosen: list[list[str]] = [[] for _ in grids]
     for name in asked:
         found = [resolve(name, grid.measures()) for grid in grids]
@@ -178,34 +178,19 @@ def resolve(name: str, available: Sequence[str]) -> list[str]:
     return []
 
 
-def _default(grid: Grid, notes: list[str]) -> list[str]:
-    """Return what `lap eval` measured, in the order of the tasks; without any, the validation of the training.
-
-    A score under other conditions is shown only if its task has no other score; one on a few examples does not even
-    replace the validation. A grid without any number shows the scores that its kind should have, as gaps.
-    """
+def _default(grid: Grid) -> list[str]:
+    """Return what `lap eval` measured under the default conditions, in the order of the tasks; else under others; else
+    the validation of the training. A grid without any number shows the scores that its kind should have, as gaps."""
     recipe = grid.first.run.recipe
-    known = grid.frame[~grid.frame["task"].isin(["training"])]["measure"]
+    known = grid.frame[grid.frame["task"] != "training"]["measure"]
     names = [name for name in dict.fromkeys(known) if "." not in name.split(" [")[0]]
     evaluated = [name for name in names if not name.startswith("validation_")]
-    whole = {name.split(" [")[0] for name in names if "[limit " not in name}
-    aside = [
-        name
-        for name in evaluated
-        if (" [" in name and name.split(" [")[0] in evaluated) or ("[limit " in name and whole)
-    ]
-    notes += [f"{grid.title}: {name} is not shown; ask for it with --columns" for name in aside]
     order = list(LABELS)
     shown = sorted(
-        (name for name in evaluated if name not in aside),
+        [name for name in evaluated if " [" not in name] or evaluated,
         key=lambda name: order.index(name) if name in order else len(order),
     )
-    return (
-        shown
-        or [name for name in names if name not in aside]
-        or list(recipe.expected_scores)
-        or list(recipe.metrics)[:1]
-    )
+    return shown or names or list(recipe.expected_scores) or list(recipe.metrics)[:1]
 
 
 def column_of(name: str, grid: Grid | None = None) -> Column:

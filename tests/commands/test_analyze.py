@@ -1,6 +1,5 @@
 """`lap analyze` on tiny runs of each kind, as a user types it, in this process."""
 
-import csv
 import hashlib
 import io
 import json
@@ -45,8 +44,6 @@ def check_files(folder, what):
     """Whatever a measurement leaves can be read by those who will."""
     told = json.loads((folder / f"{what}.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert told["definition"] == MEASUREMENTS[what].definition
-    rows = list(csv.DictReader(io.StringIO((folder / f"{what}.csv").read_text())))
-    assert {row["run"] for row in rows} == {run["name"] for run in told["runs"]}
     if (folder / f"{what}.png").is_file():  # a single bar is not drawn
         assert min(Image.open(folder / f"{what}.png").size) > 200
     if (folder / f"{what}.svg").is_file():

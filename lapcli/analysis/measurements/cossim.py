@@ -21,14 +21,12 @@ if TYPE_CHECKING:
 
 class CosineSimilarity(Measurement):
     name = "cossim"
-    help = "Mean pairwise cosine similarity of a sequence's tokens, by layer."
     definition = (
         "Cosine similarity of two different tokens of a sequence, averaged over all pairs and over sequences, of the "
         "output of each block."
     )
     default_layers = "all"
     columns: ClassVar = {"cosine_similarity": "cosine similarity"}
-    order = 3
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
         similarity = StreamingMoments()

@@ -30,14 +30,12 @@ if TYPE_CHECKING:
 
 class OperatorMixing(Measurement):
     name = "mixing"
-    help = "Learned parameters of head operators, by layer and head."
     definition = (
         "Learned parameters of each head's operators: unchanged, the gate of exclusive heads as its tanh, gates of "
         "the input as their mean over tokens."
     )
     default_layers = "all"
     columns: ClassVar = {}
-    order = 10
 
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         super().__init__(model, settings)

@@ -35,7 +35,6 @@ QUANTITIES = {
 
 class Ov(Measurement):
     name = "ov"
-    help = "Mean eigenvalue, symmetric part and diagonal of W_O W_V, by head."
     definition = (
         "Of each head's W_O W_V: its trace over the head size, which is the mean of the eigenvalues that can differ "
         "from 0; the share of its squared norm in the symmetric part; and on the diagonal. Values of a layer are means "
@@ -44,7 +43,6 @@ class Ov(Measurement):
     default_layers = "all"
     reads_tokens = False
     columns: ClassVar = {"mean_eigenvalue": "mean eigenvalue", "symmetric": "symmetric", "diagonal": "diagonal"}
-    order = 10
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
         operators = self.model.plan.operator_names(layer)

@@ -24,7 +24,6 @@ COLOURED = 10  # classes, without --classes
 
 class PrincipalComponents(Measurement):
     name = "pca"
-    help = "Tokens on their top two principal components, coloured by class, by layer."
     definition = (
         "Tokens of a few classes, a seeded sample, minus their mean, on the two directions of largest variance."
     )
@@ -32,7 +31,6 @@ class PrincipalComponents(Measurement):
     default_layers = "spread"
     columns: ClassVar = {"tokens_shown": "tokens shown", "variance_share_1": "share 1", "variance_share_2": "share 2"}
     counts = frozenset({"tokens_shown"})
-    order = 7
 
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         super().__init__(model, settings)

@@ -32,7 +32,6 @@ CORNERS = np.sqrt(2) * np.array([[0.5, -0.5, 0.0], [0.0, 0.0, np.sqrt(3) / 2]]) 
 
 class Simplex(Measurement):
     name = "simplex"
-    help = "Tokens on the simplex of three classes (Algorithm 1)."
     definition = (
         "Algorithm 1: W' are the three rows of the classifier, each of length 1; U S V^T its thin SVD; A the map of "
         "the three corners to an equilateral triangle. Plotted is A U V^T x of tokens x of the three classes."
@@ -42,7 +41,6 @@ class Simplex(Measurement):
     norm = "after"
     columns: ClassVar = {"tokens_shown": "tokens shown", "nearest_corner_share": "nearest corner share"}
     counts = frozenset({"tokens_shown"})
-    order = 6
 
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         super().__init__(model, settings)

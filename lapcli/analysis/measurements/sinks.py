@@ -38,14 +38,12 @@ NUMBERS_AT_ONCE = 1 << 24  # elements of a block of rows of P
 
 class Sinks(Measurement):
     name = "sinks"
-    help = "Attention to the first token and to oneself, and cos(o, v), by head."
     definition = (
         "Mean over tokens of a head's attention to the first token (the class token of a ViT) and to the token itself, "
         "and of the cosine of attention's output with the token's own value; before the head's operator."
     )
     default_layers = "all"
     columns: ClassVar = {"to_first": "to first", "to_self": "to self", "cosine_with_value": "cos(o, v)"}
-    order = 9
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
         operators, moments = self.model.plan.operator_names(layer), StreamingMoments()

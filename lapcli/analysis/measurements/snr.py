@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 
 class SignalToNoise(Measurement):
     name = "snr"
-    help = "Mean-to-spread ratio after the norm before the MLP, by layer."
     definition = (
         "Length of the mean token of a sequence over the root of the mean squared distance from it, averaged over "
         "sequences, of the output of the norm before the MLP."
     )
     default_layers = "all"
     columns: ClassVar = {"snr": "snr"}
-    order = 4
 
     def site(self, layer: int) -> Site:
         from lapcli.measures.capture import Site
