@@ -13,8 +13,6 @@ from report_support import write_analysis, write_row, write_run
 from scipy import stats
 from support import ROOT, run_main, run_process
 
-from lapcli.report.statistics import compare, summarise
-
 TOP1 = {0: (0.80, 0.82, 0.84), 2: (0.85, 0.86, 0.87), 4: (0.90, 0.90, 0.93)}
 
 
@@ -58,16 +56,6 @@ def test_means_deviations_and_pairs_are_numpys_and_scipys(capsys, runs):
     assert [float(row["mean"]) for row in rows] == pytest.approx([82, 86, 91])
 
 
-def test_few_seeds_have_no_certainty():
-    assert summarise([]) is None
-    assert (summarise([0.5]).std, summarise([0.5]).interval) == (None, None)
-    assert compare({"0": 1.0}, {"1": 1.0}) is None
-    one = compare({"0": 3.0, "1": 5.0}, {"0": 1.0, "2": 9.0})  # one seed is shared
-    assert (one.difference, one.n, one.interval, one.p) == (2.0, 1, None, None)
-    equal = compare({"0": 1.1, "1": 2.1, "2": 3.1}, {"0": 1.0, "1": 2.0, "2": 3.0})
-    assert (equal.interval, equal.p) == (None, None)
-
-
 def test_a_gap_is_never_a_zero(capsys, runs):
     shutil.rmtree(runs / "digits_2L_1")
     (runs / "digits_4L_0" / "results.jsonl").write_text("")
@@ -82,7 +70,7 @@ def test_a_gap_is_never_a_zero(capsys, runs):
     assert {row["row"]: row["mean"] for row in rows}["3"] == ""
 
 
-@pytest.mark.parametrize("status", ["interrupted", "failed", "running"])
+@pytest.mark.parametrize("status", ["interrupted", "running"])
 def test_an_unfinished_run_is_a_gap_with_a_note(capsys, runs, status):
     write_run(runs, "late", heads=2, seed=3, scores={"top1": 0.1}, status=status)
     (table,) = tables(capsys, runs)
@@ -90,20 +78,13 @@ def test_an_unfinished_run_is_a_gap_with_a_note(capsys, runs, status):
     assert f"late is {status} at step 40 of 100" in " ".join(report(capsys, runs)[2].split())
 
 
-@pytest.mark.parametrize("key", ["optimizer.lr=0.5", "train.epochs=30", "model.drop_path=0.2"])
+@pytest.mark.parametrize("key", ["optimizer.lr=0.5", "model.drop_path=0.2"])
 def test_recipes_that_differ_are_not_averaged(capsys, runs, key):
     write_run(runs, "other", heads=2, seed=3, change=[key], scores={"top1": 0.1})
     found = tables(capsys, runs)
     assert len({table["title"] for table in found}) == len(found) == 2
     assert sorted(cells(table)["2"]["n"] for table in found) == [1, 3]
     assert key.split("=")[0] in report(capsys, runs)[2]
-
-
-def test_other_data_is_not_averaged_either(capsys, runs):
-    path = write_run(runs, "other", heads=2, seed=3, scores={"top1": 0.1})
-    info = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps({**info, "data_sha256": "f" * 64}))
-    assert sorted(cells(table)["2"]["n"] for table in tables(capsys, runs)) == [1, 3]
 
 
 def test_keys_that_a_resume_may_change_and_unread_data_do_not_split_a_table(capsys, runs):
@@ -169,13 +150,6 @@ def test_unit_and_direction_are_those_of_the_numbers(capsys, tmp_path):
     assert {column["name"]: column["unit"] for column in table["columns"]}["lambada"] is None
 
 
-def test_equal_values_are_never_best(capsys, tmp_path):
-    for heads, value in ((0, 0.5), (2, 0.9), (4, 0.9)):
-        write_run(tmp_path, str(heads), heads=heads, scores={"top1": value})
-    (table,) = tables(capsys, tmp_path)
-    assert "best" not in [cell["mark"] for cell in cells(table).values()]
-
-
 def test_rows_by_another_key(capsys, tmp_path):
     for rate in ("0.0001", "0.01", "0.001"):
         change = [f"optimizer.lr={rate}"]
@@ -201,8 +175,6 @@ def test_a_damaged_run_is_not_left_out_of_a_table(capsys, runs):
         (["--rows", "seed"], "--rows"),
         (["--columns", "top7"], "top7"),
         (["--paper", "table1", "--columns", "top1"], "--columns"),
-        (["--paper", "table1", "--format", "html"], "--paper"),
-        (["--columns", "top1,,"], "--columns"),
     ],
 )
 def test_wrong_usage(capsys, runs, arguments, named):

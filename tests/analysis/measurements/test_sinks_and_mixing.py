@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from analysis_support import gpt, measured, on_a_device_without_float64, vit
+from analysis_support import gpt, measured, on_a_device_without_float64
 
 from lapcli.analysis.measurement import NotApplicable, Settings
 from lapcli.analysis.measurements import sinks
@@ -13,7 +13,7 @@ LEARNT = [{"mix": {"heads": 2, "learn": ["alpha"]}, "gate": 1}, {"exclusive": {"
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("rows", [1, 3, 100])
+@pytest.mark.parametrize("rows", [1, 3])
 def test_blocks_of_rows_are_the_whole_matrix(causal, rows, monkeypatch):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 7, 5, dtype=torch.float64) for _ in range(3))
@@ -44,16 +44,6 @@ def test_what_was_learnt_is_what_the_weights_say():
         model.blocks[1].attn.operators.exclusive_gate.tanh().tolist()
     )
     assert first.values["mix_alpha"] == pytest.approx(float(model.blocks[0].attn.operators.mix_alpha.mean()))
-
-
-def test_a_vit_attends_to_its_class_token_as_its_matrix_says():
-    model, images = vit(2)
-    names = anatomy_of(model).plan.operator_names(0)
-    found, _ = measured(sinks.Sinks, model, images)
-    assert names == ["attention", "attention", "laplacian", "laplacian"]
-    assert (found.series["to_first"] > 0).all()
-    assert (found.series["to_first"] < 1).all()
-    assert found.values["to_self"] == pytest.approx(found.series["to_self"].mean())
 
 
 @pytest.mark.parametrize("kind", [sinks.Sinks, OperatorMixing])
