@@ -39,8 +39,7 @@ from lapcli.evaluation.features import (
     evenly_spaced,
 )
 from lapcli.evaluation.segmentation import measure_ade20k, window_size
-from lapcli.evaluation.settings import KnnProtocol, LinearProtocol
-from lapcli.evaluation.tasks import Request, Score, wilson_interval
+from lapcli.evaluation.tasks import KnnProtocol, LinearProtocol, Request, Score, wilson_interval
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.measures.nearest_neighbours import classify
 from lapcli.objectives.objective import LoadedModel

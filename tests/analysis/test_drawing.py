@@ -11,8 +11,9 @@ from lapcli.analysis.analyze import Analysis, ModelResult
 from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel
 from lapcli.analysis.drawing import STYLE, labels, lines_of
 from lapcli.analysis.measurement import LayerResult, Settings
-from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, ov, sinks, updates
+from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, updates
 from lapcli.analysis.measurements.features import FeatureMap
+from lapcli.analysis.measurements.heads import OV_QUANTITIES, SINK_QUANTITIES
 from lapcli.heads.plan import head_plan
 
 rng = np.random.default_rng(0)
@@ -39,8 +40,8 @@ def made_up(what):
         "simplex": LayerResult({"tokens_shown": 30}, corners, points),
         "pca": LayerResult({"tokens_shown": 30, "variance_share_1": 0.5, "variance_share_2": 0.2}, {}, points),
         "updates": LayerResult({}, heads, words={"operators": ["attention", "gate", "laplacian", "laplacian"]}),
-        "sinks": LayerResult({}, {name: rng.uniform(0, 1, 4) for name in sinks.QUANTITIES}, words=operators),
-        "ov": LayerResult({}, {name: rng.uniform(-1, 1, 4) for name in ov.QUANTITIES}, words=operators),
+        "sinks": LayerResult({}, {name: rng.uniform(0, 1, 4) for name in SINK_QUANTITIES}, words=operators),
+        "ov": LayerResult({}, {name: rng.uniform(-1, 1, 4) for name in OV_QUANTITIES}, words=operators),
         "mixing": LayerResult({}, {"mix_alpha": np.array([np.nan, np.nan, 0.1, -0.2])}, words=operators),
         "features": LayerResult({"pictures": 1}, pictures=[picture]),
     }[what]

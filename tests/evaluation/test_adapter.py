@@ -17,7 +17,7 @@ from lapcli.evaluation.benchmarks import Documents, sampled_definition
 from lapcli.evaluation.benchmarks.choices import ARC_EASY
 from lapcli.evaluation.benchmarks.numbers import compare_numbers
 from lapcli.evaluation.language_tasks import task_over
-from lapcli.evaluation.settings import Sampling as Settings
+from lapcli.evaluation.tasks import Sampling as Settings
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.ranks import World

@@ -8,7 +8,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from lapcli.data.images.sources import open_images
 from lapcli.evaluation.image_tasks import limited, measure_knn, measure_linear
-from lapcli.evaluation.settings import KnnProtocol, LinearProtocol, read_settings
+from lapcli.evaluation.tasks import KnnProtocol, LinearProtocol, read_settings
 from lapcli.recipe.reading import RecipeError
 from lapcli.runtime.errors import UsageError
 

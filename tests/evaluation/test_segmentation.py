@@ -20,7 +20,7 @@ from lapcli.evaluation.segmentation import (
     mean_iou,
     slide,
 )
-from lapcli.evaluation.settings import Ade20kProtocol
+from lapcli.evaluation.tasks import Ade20kProtocol
 
 SMALL = Ade20kProtocol(window=16, batch=4, steps=40, lr=0.05, scale=[1.0, 1.0], validate_every=20)
 

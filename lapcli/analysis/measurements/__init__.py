@@ -1,4 +1,4 @@
-"""The measurements of `lap analyze` by name, one file for each. torch is not imported, so that `--help` is quick."""
+"""The measurements of `lap analyze` by name. torch is not imported, so that `--help` is quick."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,16 @@ MEASUREMENTS: Registry[type[Measurement]] = Registry(
     {
         "spectrum": f"{_PLACE}.spectrum:Spectrum",
         "anova": f"{_PLACE}.anova:Anova",
-        "cossim": f"{_PLACE}.cossim:CosineSimilarity",
-        "snr": f"{_PLACE}.snr:SignalToNoise",
+        "cossim": f"{_PLACE}.similarity:CosineSimilarity",
+        "snr": f"{_PLACE}.similarity:SignalToNoise",
         "collapse": f"{_PLACE}.collapse:Collapse",
-        "simplex": f"{_PLACE}.simplex:Simplex",
-        "pca": f"{_PLACE}.pca:PrincipalComponents",
+        "simplex": f"{_PLACE}.scatter:Simplex",
+        "pca": f"{_PLACE}.scatter:PrincipalComponents",
         "updates": f"{_PLACE}.updates:HeadUpdates",
         "features": f"{_PLACE}.features:Features",
-        "sinks": f"{_PLACE}.sinks:Sinks",
-        "mixing": f"{_PLACE}.mixing:OperatorMixing",
-        "ov": f"{_PLACE}.ov:Ov",
+        "sinks": f"{_PLACE}.heads:Sinks",
+        "mixing": f"{_PLACE}.heads:OperatorMixing",
+        "ov": f"{_PLACE}.heads:Ov",
     },
 )
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from lapcli.data.chat.conversation import Malformed
 from lapcli.data.file_formats import read_rows
 from lapcli.data.source_files import hub_files
-from lapcli.evaluation.settings import Sampling
 from lapcli.recipe.schema import CHAT, LANGUAGE
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
@@ -26,7 +25,7 @@ from lapcli.runtime.plugins import Registry
 
 if TYPE_CHECKING:
     from lapcli.evaluation.benchmarks.humaneval import CodeJudge
-    from lapcli.evaluation.tasks import Request
+    from lapcli.evaluation.tasks import Request, Sampling
 
 # Versions of prompts and scoring, which journals and scores record.
 LETTERS_VERSION = 1
@@ -57,7 +56,7 @@ class PreparedTask:
     is_chat: bool = False  # prompts are conversations
     files: dict[str, str] = field(default_factory=dict)  # sha256 of the data, by file
     judge: "CodeJudge | None" = None  # runs generated programs
-    sampling: Sampling | None = None  # None: answers are not sampled, or as lm-eval's task says
+    sampling: "Sampling | None" = None  # None: answers are not sampled, or as lm-eval's task says
 
 
 class Benchmark:
@@ -198,7 +197,7 @@ Verdicts = Callable[[Sequence[Sequence[str]], Sequence[Document]], list[list[Any
 
 def sampled_definition(
     name: str,
-    sampling: Sampling,
+    sampling: "Sampling",
     judge: Verdicts,  # from the answers of all documents to dictionaries with `passed`
     prompt: str,  # key of a document
     reference: str,

@@ -14,7 +14,7 @@ from lapcli.evaluation.benchmarks import (
     texts_of,
 )
 from lapcli.evaluation.journal import Journal, line_key
-from lapcli.evaluation.settings import Sampling
+from lapcli.evaluation.tasks import Sampling
 from lapcli.runtime.machine import usable_cores
 from lapcli.runtime.progress import Progress
 from lapcli.sandbox import Candidate, Mode, choose_mode, run_all

@@ -20,7 +20,7 @@ from lapcli.evaluation.benchmarks import (
     sampled_definition,
     texts_of,
 )
-from lapcli.evaluation.settings import Sampling, Settings
+from lapcli.evaluation.tasks import Sampling, Settings
 from lapcli.recipe.schema import CHAT, LANGUAGE
 from lapcli.runtime.files import sha256_of_file
 

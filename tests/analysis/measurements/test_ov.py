@@ -9,7 +9,7 @@ import torch
 from analysis_support import dino, gpt, vit
 
 from lapcli.analysis.measurement import Settings
-from lapcli.analysis.measurements.ov import Ov, head_ov, value_and_output
+from lapcli.analysis.measurements.heads import Ov, head_ov, value_and_output
 from lapcli.models.anatomy import anatomy_of
 
 

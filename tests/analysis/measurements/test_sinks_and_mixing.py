@@ -5,8 +5,8 @@ import torch
 from analysis_support import gpt, measured, on_a_device_without_float64
 
 from lapcli.analysis.measurement import NotApplicable, Settings
-from lapcli.analysis.measurements import sinks
-from lapcli.analysis.measurements.mixing import OperatorMixing
+from lapcli.analysis.measurements import heads
+from lapcli.analysis.measurements.heads import OperatorMixing
 from lapcli.models.anatomy import anatomy_of
 
 LEARNT = [{"mix": {"heads": 2, "learn": ["alpha"]}, "gate": 1}, {"exclusive": {"heads": 3, "gate": "tanh"}}]
@@ -17,8 +17,8 @@ LEARNT = [{"mix": {"heads": 2, "learn": ["alpha"]}, "gate": 1}, {"exclusive": {"
 def test_blocks_of_rows_are_the_whole_matrix(causal, rows, monkeypatch):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 7, 5, dtype=torch.float64) for _ in range(3))
-    monkeypatch.setattr(sinks, "NUMBERS_AT_ONCE", rows * 2 * 3 * 7)
-    first, own, cosine = sinks.head_sinks(q, k, v, causal)
+    monkeypatch.setattr(heads, "NUMBERS_AT_ONCE", rows * 2 * 3 * 7)
+    first, own, cosine = heads.head_sinks(q, k, v, causal)
     for b in range(2):
         for h in range(3):
             weights = (q[b, h] @ k[b, h].T / 5**0.5).exp()
@@ -46,7 +46,7 @@ def test_what_was_learnt_is_what_the_weights_say():
     assert first.values["mix_alpha"] == pytest.approx(float(model.blocks[0].attn.operators.mix_alpha.mean()))
 
 
-@pytest.mark.parametrize("kind", [sinks.Sinks, OperatorMixing])
+@pytest.mark.parametrize("kind", [heads.Sinks, OperatorMixing])
 def test_a_device_without_float64_gives_the_same_numbers(kind, monkeypatch):
     model, tokens = gpt(0, operators=LEARNT)
     expected = measured(kind, model, tokens)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from analysis_support import of_tokens
 
-from lapcli.analysis.measurements.snr import SignalToNoise
+from lapcli.analysis.measurements.similarity import SignalToNoise
 
 
 def test_ratio_of_mean_and_spread():
