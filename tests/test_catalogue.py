@@ -9,7 +9,6 @@ import torch
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
 from lapcli.catalogue import (
-    best_validation,
     list_runs,
     plan_pruning,
     plan_prunings,
@@ -19,7 +18,7 @@ from lapcli.catalogue import (
     size_of,
 )
 from lapcli.objectives.loading import find_checkpoint
-from lapcli.runs import newest_run, open_run, read_run, unlock
+from lapcli.runs import open_run, read_run, unlock
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import LogConsole
 from lapcli.training.stages import train_stages
@@ -97,18 +96,6 @@ def test_a_run_that_is_being_trained_is_left_alone(runs, tmp_path):
     assert not run.path.exists()
 
 
-def test_a_renamed_run_keeps_its_age_and_its_weights(runs):
-    shutil.copytree(runs / "chat-midtrain", runs / "another")
-    newest = newest_run(runs, {"language_model"}).info["updated"]
-    weights = find_checkpoint(read_run(runs / "another"), "last").weights_sha256
-    path = rename_run(read_run(runs / "another"), "kept")
-    assert not (runs / "another").exists()
-    renamed = read_run(path)
-    assert (renamed.name, find_checkpoint(renamed, "last").weights_sha256) == ("kept", weights)
-    assert newest_run(runs, {"language_model"}).info["updated"] == newest
-    assert renamed.info["updated"] == read_run(runs / "chat-midtrain").info["updated"]
-
-
 @pytest.fixture
 def two_runs(tmp_path):
     """Two runs with a few lines of metrics, one of them written a day later than the other."""
@@ -136,16 +123,6 @@ def test_the_newest_comes_first_with_its_best_validation(two_runs):
     known = [old[key] for key in ("kind", "plan", "step", "steps", "status")]
     assert known == ["language_model", "2", 3, 10, "interrupted"]
     assert old["seconds_since"] - new["seconds_since"] == pytest.approx(86400, abs=5)
-
-
-def test_the_direction_is_the_recipes(two_runs):
-    run = read_run(two_runs / "old-run")
-    lines = [{"step": s, "validation_loss": 1.0 - s, "validation_bits_per_byte": v} for s, v in ((1, 0.5), (2, 0.75))]
-    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert best_validation(run)["step"] == 1
-    run.recipe.__class__ = type("Other", (type(run.recipe),), {"metrics": {"validation_loss": ("nats", "higher")}})
-    assert best_validation(run) == {"metric": "validation_loss", "value": 0.0, "step": 1}
-    assert best_validation(run, among=[2])["step"] == 2
 
 
 def test_a_damaged_run_is_listed_as_such(two_runs):

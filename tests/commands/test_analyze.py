@@ -175,18 +175,13 @@ def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, t
     ("arguments", "named"),
     [
         (["spectrum", "--run", "nothing"], "there is no run nothing"),
-        (["spectrum", "zzz*"], "zzz*"),
         (["spectrum", "--run", "vit_0L", "--run", "gpt_0L"], "one kind"),
         (["collapse", "--run", "gpt_0L"], "does not apply to models of language"),
-        (["simplex", "--run", "dino_2L"], "does not apply to models of self_supervised"),
         (["spectrum", "--run", "vit_0L", "--layer", "7"], "layers 0 to 1"),
         (["simplex", "--run", "vit_0L", "--classes", "1,2"], "three classes"),
         (["simplex", "--run", "vit_0L", "--classes", "1,2,cat"], "'cat'"),
-        (["features", "--run", "vit_0L", "--image", "nowhere.png"], "nowhere.png"),
         (["spectrum", "timm:resnet18", "--init"], "cannot be measured"),
         (["spectrum", "timm:vit_tinny"], "timm has no model"),
-        (["spectrum", "--run", "vit_0L", "--checkpoint", "7"], "has no checkpoint '7'"),
-        (["spectrum", "--run", "vit_0L", "--data", "nowhere/at/all"], "nowhere/at/all"),
         (["cossim", "--classes", "3"], "--classes"),  # an option that would do nothing is refused
     ],
 )

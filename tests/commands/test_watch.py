@@ -4,8 +4,6 @@ import json
 import os
 import pty
 import sys
-import threading
-import time
 
 import pytest
 from support import ROOT, run_main, start_process, tiny_recipe
@@ -51,27 +49,6 @@ def test_a_line_for_each_change_without_a_terminal(runs, capsys):
     assert out.splitlines()[0].startswith("falls  step 20/20  loss 1")
     rows = [json.loads(line) for line in run_main(capsys, "runs", "--json", "watch", "*")[1].splitlines()]
     assert {row["run"]: row["loss"] for row in rows} == {"falls": 1.0, "rises": 19.0}
-
-
-def test_it_goes_on_while_a_run_is_being_trained(runs, capsys, monkeypatch):
-    monkeypatch.setattr("lapcli.commands.runs._UPDATE", 0.1)
-    run = open_run(runs, "going", tiny_recipe(runs / "text.txt"))
-    run.metrics.write_text('{"step": 1, "loss": 3.0}\n')
-
-    def train():
-        time.sleep(1)  # it is seen at its first step before; if it is not, one line is missing and nothing else
-        run.metrics.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
-        run.update(status="interrupted", step=2)
-        unlock(run)
-
-    trainer = threading.Thread(target=train)
-    trainer.start()
-    code, out, _ = run_main(capsys, "runs", "watch")  # without a name: the one that is being trained
-    trainer.join()
-    assert code == 0
-    assert all(line.startswith("going  step ") for line in out.splitlines())
-    assert out.splitlines()[-1].endswith("interrupted")
-    assert "loss 2" in out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from harness_support import (
     tiny_tokenizer,
     write_benchmarks,
 )
-from lm_eval import evaluator
-from lm_eval.tasks import TaskManager
 
 from lapcli.result_rows import results
 from lapcli.runs import read_run
@@ -64,23 +62,6 @@ def assert_same(found, whole):
             assert [p for p, _ in one["answers"]] == pytest.approx([p for p, _ in other["answers"]], abs=1e-4)
         else:
             assert (one["answers"], one["verdicts"]) == (other["answers"], other["verdicts"])
-
-
-def test_each_task_is_one_call_of_lm_eval_and_needs_no_index(made, monkeypatch):
-    calls, before = [], evaluator.evaluate
-
-    def watched(*args, **options):
-        calls.append(sorted(options["task_dict"]["tasks"]))
-        return before(*args, **options)
-
-    monkeypatch.setattr(evaluator, "evaluate", watched)
-    monkeypatch.setattr(TaskManager, "__init__", lambda *_, **__: pytest.fail("lm-eval's index was built"))
-    run, data = made
-    evaluated(run, f"{PAPER},spelling", data, limit=2, **QUICK)
-    assert calls == [[name] for name in (*PAPER.split(","), "spelling")]
-    calls.clear()
-    evaluated(run, PAPER, data, limit=1, protocol="harness")
-    assert [names[0] for names in calls] == ["arc_easy", "arc_challenge", "mmlu_astronomy", "gsm8k", "humaneval"]
 
 
 def test_every_number_is_a_row_and_conditions_keep_rows_apart(made, tmp_path):

@@ -150,23 +150,6 @@ def test_unit_and_direction_are_those_of_the_numbers(capsys, tmp_path):
     assert {column["name"]: column["unit"] for column in table["columns"]}["lambada"] is None
 
 
-def test_rows_by_another_key(capsys, tmp_path):
-    for rate in ("0.0001", "0.01", "0.001"):
-        change = [f"optimizer.lr={rate}"]
-        write_run(tmp_path, f"lr{rate}", heads=2, change=change, scores={"top1": 0.5 + float(rate)})
-    (table,) = tables(capsys, tmp_path, "--rows", "optimizer.lr")
-    assert list(cells(table)) == ["0.0001", "0.001", "0.01"]
-
-
-def test_a_damaged_run_is_not_left_out_of_a_table(capsys, runs):
-    """The table would look as if there had been a seed less."""
-    path = runs / "digits_4L_1" / "run.json"
-    path.write_bytes(path.read_bytes()[:-1])
-    code, _, err = report(capsys, runs)
-    assert (code, str(path) in err) == (2, True)
-    assert report(capsys, runs, "digits_0L_*")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
