@@ -68,5 +68,5 @@ def report(
             from lapcli.report.page import ladders_in
 
             print("".join(f"\n{text}" for _, text, _ in ladders_in(folder)), end="")
-    for line in [*(f"note: {note}" for note in made.notes), *(f"gap: {gap}" for gap in made.gaps())]:
-        print(wrapped_message(line), file=sys.stderr)
+    for note in made.notes:
+        print(wrapped_message(f"note: {note}"), file=sys.stderr)

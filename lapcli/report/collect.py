@@ -46,7 +46,6 @@ DATA = "data sha256"  # a key of a grid beside those of the recipe
 class ReportRun:
     run: Run
     whole: WholeRecipe
-    is_search: bool  # a sweep used it to choose values for others: it is not a result
 
     @property
     def name(self) -> str:
@@ -81,7 +80,7 @@ class ReportRun:
         keys = {key: canonical_json(key, value) for key, value in self.whole.keys.items()}
         if not self.run.recipe.data_identity_has_seed and self.run.info.get("data_sha256"):
             keys[DATA] = json.dumps(str(self.run.info["data_sha256"])[:16])
-        return keys | ({"search": "true"} if self.is_search else {})
+        return keys
 
 
 @dataclass(frozen=True, order=True)
@@ -180,8 +179,13 @@ def collect(names: Sequence[str], runs_dir: Path) -> Collection:
     paths = find_paths(names, runs_dir)
     if not paths:
         raise UsageError(f"{runs_dir} has no runs to report on; name runs, or choose another --runs-dir")
-    runs = [ReportRun(run, whole_recipe(run), _is_search(run.path)) for run in map(read_run, paths)]
     notes = []
+    named = {Path(name).name for name in names}
+    searches = [path for path in paths if path.name not in named and _is_search(path)]
+    if searches and len(searches) < len(paths):
+        notes.append(f"{len(searches)} runs of a search are not results and are not shown; name a run to see it")
+        paths = [path for path in paths if path not in searches]
+    runs = [ReportRun(run, whole_recipe(run)) for run in map(read_run, paths)]
     for each in runs:
         info = each.run.info
         if not each.run.is_finished:
@@ -194,6 +198,7 @@ def collect(names: Sequence[str], runs_dir: Path) -> Collection:
 
 
 def _is_search(path: Path) -> bool:
+    """Return whether a sweep used the run to choose values for others."""
     file = path / SWEEP
     return file.is_file() and read_json(file, "remove it and run the sweep again").get("search") is True
 
@@ -323,8 +328,7 @@ _STAGES = {"midtrain": "chat mid-training", "sft": "chat fine-tuning"}
 
 
 def kind_in_words(run: ReportRun) -> str:
-    kind = _STAGES.get(str(run.values.get("stage"))) or _KINDS.get(run.objective, run.objective.replace("_", " "))
-    return kind + (", search" if run.is_search else "")
+    return _STAGES.get(str(run.values.get("stage"))) or _KINDS.get(run.objective, run.objective.replace("_", " "))
 
 
 def data_in_words(run: ReportRun) -> str:

@@ -77,7 +77,7 @@ def page(report: Report, experiments: Sequence[Experiment]) -> str:
         counts=Counter(verdict.status for verdict in judged),
         runs=[_run_row(run) for run in runs],
         ladders=ladders_in(report.collection.runs[0].run.path.parent),
-        notes=[*(f"gap: {gap}" for gap in report.gaps()), *report.notes],
+        notes=report.notes,
         plotly=Markup(get_plotlyjs()) if any(each.charts for each in experiments) else "",
     )
     scripts = re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)

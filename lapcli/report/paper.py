@@ -67,7 +67,6 @@ def best_baseline(family: Sequence[Grid], measure: str = "top1") -> Grid | None:
 
 def paper_tables(which: str, grids: Sequence[Grid]) -> list[ScoreTable]:
     """Make one of the paper's tables; for language models also one of the numbers that the paper gives in its text."""
-    grids = [grid for grid in grids if not grid.first.is_search]
     if which == "table1":
         return [_table1(grids)]
     if which == "table3":
@@ -117,7 +116,7 @@ def _table2(grids: Sequence[Grid]) -> ScoreTable:
     table.columns.append(Column("average", "Avg (%)", "fraction", "higher", spread="error"))
     baseline = averages(grid, grid.baseline) if grid and grid.baseline else {}
     for row, key in zip(table.rows, [None, *_keys(grid, LANGUAGE_AVERAGE)], strict=True):
-        made = cell(averages(grid, key) if grid and key else {}, {} if row.is_baseline else baseline, table.seeds)
+        made = cell(averages(grid, key) if grid and key else {}, {} if row.is_baseline else baseline)
         made.paper = LANGUAGE_AVERAGE.get(key.heads) if key and key.heads is not None else None
         row.cells.append(made)
     mark_best(table)

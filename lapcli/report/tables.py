@@ -56,7 +56,6 @@ class Cell:
 
     summary: Summary | None = None
     paired: Paired | None = None  # against the baseline row
-    missing: list[str] = field(default_factory=list)  # seeds of the table that this cell lacks
     mark: Literal["best", "second"] | None = None
     paper: tuple[float, float | None] | None = None  # in the shown unit: mean and ±
 
@@ -80,17 +79,6 @@ class ScoreTable:
     baseline: str | None = None
     has_paper: bool = False
 
-    def gaps(self) -> list[str]:
-        gaps = []
-        for row in self.rows:
-            for column, cell in zip(self.columns, [] if row.is_given else row.cells, strict=False):
-                where = f"{self.title}: row {row.label}, {column.label}"
-                if cell.summary is None:
-                    gaps.append(f"{where}: no score")
-                elif cell.missing:
-                    gaps.append(f"{where}: no score of seed {', '.join(cell.missing)}")
-        return gaps
-
     @property
     def has_numbers(self) -> bool:
         return any(cell.summary for row in self.rows for cell in row.cells)
@@ -103,9 +91,6 @@ class Report:
     tables: list[ScoreTable]
     notes: list[str]
 
-    def gaps(self) -> list[str]:
-        return [gap for table in self.tables for gap in table.gaps()]
-
 
 def report_on(
     names: Sequence[str],
@@ -117,11 +102,6 @@ def report_on(
     """Make a table for each grid of the runs."""
     collection = collect(names, runs_dir)
     notes = collection.notes
-    named = {Path(name).name for name in names}
-    searches = [run.name for run in collection.runs if run.is_search and run.name not in named]
-    if searches and len(searches) < len(collection.runs):
-        notes.append(f"{len(searches)} runs of a search are not results and are not shown; name a run to see it")
-        collection.runs = [run for run in collection.runs if run.name not in searches]
     grids = grids_of(collection, rows)
     tables = []
     row_name = ", ".join("Laplacian heads" if key == HEADS else key for key in rows)
@@ -224,13 +204,11 @@ def table_of(grid: Grid, measures: Sequence[str], row_name: str) -> ScoreTable:
 
 def cell_of(grid: Grid, row: RowKey, measure: str, baseline: RowKey | None) -> Cell:
     against = grid.values(baseline, measure) if baseline is not None and baseline != row else {}
-    return cell(grid.values(row, measure), against, grid.seeds)
+    return cell(grid.values(row, measure), against)
 
 
-def cell(values: dict[str, float], against: dict[str, float], seeds: Sequence[str]) -> Cell:
-    # An empty cell is one gap, not one for each seed.
-    missing = [seed for seed in seeds if seed not in values] if values else []
-    return Cell(summarise(list(values.values())), compare(values, against), missing)
+def cell(values: dict[str, float], against: dict[str, float]) -> Cell:
+    return Cell(summarise(list(values.values())), compare(values, against))
 
 
 def mark_best(table: ScoreTable) -> None:
@@ -346,7 +324,7 @@ def _cell_to_dict(column: Column, cell: Cell) -> dict[str, Any]:
 
     summary, paired, paper = cell.summary, cell.paired, cell.paper
     numbers = {name: scaled(getattr(summary, name, None)) for name in ("mean", "std", "error", "interval")}
-    values: dict[str, Any] = {**numbers, "n": summary.n if summary else 0, "missing_seeds": cell.missing}
+    values: dict[str, Any] = {**numbers, "n": summary.n if summary else 0}
     values |= {"mark": cell.mark, "paired": None, "paper": None}
     if paired is not None:
         difference, interval = scaled(paired.difference), scaled(paired.interval)

@@ -75,7 +75,6 @@ def test_table1_takes_the_drop_path_with_the_best_baseline(paper_grids):
 def test_table2_has_random_average_and_standard_errors(paper_grids):
     table, components = paper_tables("table2", paper_grids)
     assert [cell.paper[0] for cell in table.rows[0].cells[:5]] == [25.0, 25.0, 25.0, 0.0, 0.0]
-    assert not [gap for gap in table.gaps() if "Random" in gap]
     for row, heads in zip(table.rows[1:], paper.LANGUAGE_AVERAGE, strict=True):
         for cell, numbers in zip(row.cells, paper.LANGUAGE.values(), strict=False):
             assert cell.summary.mean * 100 == pytest.approx(numbers[heads][0])
