@@ -16,7 +16,7 @@ import torch
 from measure import alternate
 
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.evaluation.harness.likelihood import Question, score
+from lapcli.evaluation.likelihood import Question, score
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.models.gpt import GPT, GPTConfig
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from measure import alternate, mebibytes, peak_bytes
 
 from lapcli.evaluation.features import Backbone, class_token_and_mean_patch
-from lapcli.evaluation.image_probes import LinearProbes
-from lapcli.evaluation.settings import LinearProtocol
+from lapcli.evaluation.image_tasks import LinearProbes
+from lapcli.evaluation.tasks import LinearProtocol
 from lapcli.measures.accuracy import KEYS_AT_ONCE, QUERIES_AT_ONCE, classify
 from lapcli.models.vit import build_vit
 from lapcli.recipe.vision import ViTModel

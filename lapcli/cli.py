@@ -108,7 +108,7 @@ for _section in SECTIONS.values():
             app.add_typer(_command, name=_name)
         else:
             _module = sys.modules[_command.__module__]
-            app.command(_name, epilog=_module.EXAMPLES, cls=getattr(_module, "CLASS", None))(_command)
+            app.command(_name, epilog=_module.EXAMPLES)(_command)
 
 
 #: New objects until Python's garbage collector looks for cycles. Imports create a million objects that stay, and

@@ -10,7 +10,7 @@ from image_support import image_recipe
 from support import tiny_recipe, write_text
 
 from lapcli import checkpoint
-from lapcli.export.weights import WEIGHTS, ExportedModel
+from lapcli.export.formats import WEIGHTS, ExportedModel
 from lapcli.runs import Run, open_run, read_run
 
 

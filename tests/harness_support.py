@@ -174,7 +174,7 @@ def _evaluate(environment: dict[str, str], run: str, tasks: str, data: str, opti
 
 def _die_after(lines: int) -> None:
     """SIGKILL to ourselves once so many documents are answered, in the middle of writing the next one."""
-    from lapcli.evaluation.harness.journal import Journal
+    from lapcli.evaluation.journal import Journal
 
     before = Journal.add
     written = 0

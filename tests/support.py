@@ -49,7 +49,7 @@ _context.set_forkserver_preload(
         "sklearn.datasets",
         "lapcli.training.train",
         "lapcli.objectives.classification",
-        "lapcli.evaluation.harness.run",
+        "lapcli.evaluation.language_tasks",
         "lapcli.objectives.self_supervised",
         "support",
         "harness_support",

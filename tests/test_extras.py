@@ -16,7 +16,7 @@ EXTRAS = {"lm_eval": "eval", "optuna": "search", "plotext": "watch", "transforme
         ("lm_eval", ["eval", "quickstart", "--tasks", "arc_easy"]),
         ("optuna", ["search", "quickstart", "--over", "optimizer.lr={from: 0.01, to: 0.1}"]),
         ("transformers", ["export", "quickstart", "--to", "hf", "--verify"]),
-        ("tensorboard", ["train", "quickstart", "--track", "tensorboard"]),
+        ("tensorboard", ["train", "quickstart", "--set", "track=[tensorboard]"]),
     ],
 )
 def test_a_missing_extra_is_one_sentence_with_the_command(module, words, quickstart, capsys, monkeypatch):

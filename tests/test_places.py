@@ -84,7 +84,6 @@ def test_folders_that_one_may_not_enter_or_write(home, tmp_path):
             (["train", recipe, "--name", "other", "--runs-dir", str(tmp_path / "runs")], {"LAP_CACHE": below}),
             (["fetch", recipe], {"LAP_CACHE": below}),
             (["sweep", recipe, "--over", "seed=1,2", "--runs-dir", below], {"LAP_CACHE": cache}),
-            (["report", "--out", f"{below}.html", "--runs-dir", str(home / "runs")], {"LAP_CACHE": cache}),
             (["export", "--to", "safetensors", "--no-verify", "--out", below, *runs], {"LAP_CACHE": cache}),
             (["analyze", "cossim", "--out", below, *runs], {"LAP_CACHE": cache}),
             (["init", below], {"LAP_CACHE": cache}),

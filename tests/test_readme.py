@@ -57,7 +57,7 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
     ) and not long
     runs = measured_runs if words[0] in {"eval", "analyze", "export"} and not long else tmp_path
     runs = request.getfixturevalue("chat_runs")[0] if needs_runs else runs
-    if words[0] in {"runs", "track"} or "gpt_continue" in line:  # some of them change what is there
+    if words[0] in {"runs", "report"} or "gpt_continue" in line:  # some of them change what is there
         runs = shutil.copytree(runs, tmp_path / "runs")
     monkeypatch.setenv("LAP_RUNS", str(runs))
     if words[0] == "eval" and long:  # its options are known, its run is not there
@@ -84,9 +84,7 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
         words += [] if {"--dry-run", "--slurm"} & set(words) else ["--dry-run"]
     elif words[0] == "sft" or (long and "chat561m" in words[1]):
         words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]
-    elif words[0] == "report":
-        words += ["--out", str(tmp_path / "report.html")] if "html" in words else []
-    elif words[0] == "recipes" or "--dry-run" in words:
+    elif words[0] in {"report", "recipes"} or "--dry-run" in words:
         pass
     elif words[0] == "init":
         words[1] = str(tmp_path / words[1])

@@ -173,7 +173,7 @@ def test_a_server_that_never_answers_is_a_warning(tiny):
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         environment = {"WANDB_BASE_URL": url, "WANDB_API_KEY": "0" * 40, "WANDB_MODE": "online"}
-        done = lap(*words(tiny, "--track", "wandb"), cache=tiny.parent / "cache", environment=environment)
+        done = lap(*words(tiny, "--set", "track=[wandb]"), cache=tiny.parent / "cache", environment=environment)
     assert done.returncode == 0, done.stderr
     assert "warning: wandb does not have all of tiny" in done.stderr
     assert read_run(tiny.parent / "runs" / "tiny").is_finished
@@ -195,7 +195,6 @@ def test_the_command_and_its_mistakes(run, tiny, capsys, monkeypatch):
         ("runs", "track", "mine"): "--to",
         ("runs", "track", "nine", "--to", "tensorboard"): "mine",
         ("runs", "track", "mine", "--to", "tensorbord"): "tensorboard",
-        words(tiny, "--track", "tensorbord"): "tensorboard",
         words(tiny, "--set", "track=[mlflow]"): "track",
     }
     for asked, named in mistakes.items():

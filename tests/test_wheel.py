@@ -49,7 +49,7 @@ def test_shipped_recipes_are_found_by_name_from_any_folder(installed, tmp_path):
 
 def test_a_report_has_its_page_and_the_papers_claims_and_numbers(installed, tmp_path):
     write_run(tmp_path / "runs", "cifar", "vitb_cifar10", scores={"top1": 0.9})
-    run(str(installed), "report", "--format", "html", "--out", "report.html", cwd=tmp_path)
-    page = (tmp_path / "report.html").read_text()
+    run(str(installed), "report", "--format", "html", cwd=tmp_path)
+    page = (tmp_path / "runs" / "report.html").read_text()
     assert page.partition("claims were not run</summary>")[2].partition("</ul>")[0].count("<li>") > 20
     assert "paper 95.35 ± 0.16" in page

@@ -1,10 +1,8 @@
 """Runs measurements on models, with one pass of each model for all of them, and writes the results.
 
-An analysis becomes `<what>.json`, `.csv`, `.png` and `.svg` in a folder, and a table for the terminal.
+An analysis becomes `<what>.json`, `.png` and `.svg` in a folder, and a table for the terminal.
 """
 
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,13 +11,13 @@ from typing import Any
 
 from lapcli.analysis.analyzed_models import AnalyzedModel
 from lapcli.analysis.drawing import labels, save_figure
-from lapcli.analysis.measurement import CONDITIONS, LayerResult, Measurement, NotApplicable, Settings
+from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, check_fits, measurements_for
 from lapcli.heads.plan import HeadPlan
 from lapcli.measures.capture import Capture
 from lapcli.result_rows import add_rows, row
 from lapcli.runs import read_run
-from lapcli.runtime.files import write_json, write_text
+from lapcli.runtime.files import write_json
 from lapcli.runtime.progress import shown_progress
 from lapcli.runtime.tables import fitted, wrapped
 
@@ -58,6 +56,7 @@ class ModelResult:
                     "layer": layer,
                     **result.values,
                     **{name: [_none_if_nan(v) for v in values.tolist()] for name, values in result.series.items()},
+                    **{name: values.tolist() for name, values in result.points.items()},
                     **result.words,
                 }
                 for layer, result in self.layers.items()
@@ -144,20 +143,17 @@ def _none_if_nan(value: float) -> float | None:
 def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{analysis.what}.json", analysis.to_dict())
-    write_text(folder / f"{analysis.what}.csv", to_csv(analysis))
     for measured in analysis.runs:
         if measured.model.path is not None and measured.model.weights == "trained":
             add_rows(read_run(measured.model.path), _rows(analysis, measured))
-    return [*(folder / f"{analysis.what}.{form}" for form in ("json", "csv")), *save_figure(analysis, folder)]
+    return [folder / f"{analysis.what}.json", *save_figure(analysis, folder)]
 
 
 def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
     """Return the values of all layers as rows of results; series and points stay in the files of the analysis."""
-    settings, measurement = analysis.settings, analysis.measurement
     known: dict[str, Any] = {
-        "conditions": settings.only(measurement.options).given(*CONDITIONS),
         "n": measured.sequences,
-        "limit": settings.subject.get("limit"),
+        "limit": analysis.settings.subject.get("limit"),
         "split": measured.split,
         "step": measured.model.step,
         "weights_sha256": measured.model.weights_sha256,
@@ -168,33 +164,8 @@ def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
         row(analysis.what, name, value, layer=layer, **known)
         for layer, result in measured.layers.items()
         for name, value in result.values.items()
-        if name not in measurement.counts
+        if name not in analysis.measurement.counts
     ]
-
-
-def to_csv(analysis: Analysis) -> str:
-    """Write one number per line: `index` is the rank or head of a series, or the point of a scatter plot."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["run", "weights", "laplacian_heads", "layer", "quantity", "index", "value"])
-    for run, label in zip(analysis.runs, labels(analysis.runs), strict=True):
-        for layer, result in run.layers.items():
-            for quantity, index, value in _numbers(result):
-                rows.writerow([run.model.name, run.model.weights, label, layer, quantity, index, value])
-    return text.getvalue()
-
-
-def _numbers(result: LayerResult) -> list[tuple[str, Any, Any]]:
-    """Return (quantity, index, value) for each number; None and NaN are empty fields, never 0."""
-    numbers: list[tuple[str, Any, Any]] = [(k, "", "" if v is None else repr(v)) for k, v in result.values.items()]
-    for name, values in result.series.items():
-        numbers += [(name, n, repr(value) if value == value else "") for n, value in enumerate(values.tolist())]
-    for name, values in result.points.items():
-        flat = values.reshape(len(values), -1)
-        for column in range(flat.shape[1]):
-            quantity = name if flat.shape[1] == 1 else f"{name}_{column}"
-            numbers += [(quantity, index, value) for index, value in enumerate(flat[:, column].tolist())]
-    return numbers
 
 
 def to_table(analysis: Analysis) -> str:

@@ -156,16 +156,6 @@ def legend_title(runs: Sequence[ModelResult]) -> str:
     return f"{what}\nof {heads.pop()} in a layer" if len(heads) == 1 else f"{what} in a layer"
 
 
-def show_at_least(axes: Any, share: float = 0.1) -> None:
-    """Widen the vertical axis to at least this fraction of its largest value, so that noise does not fill the panel."""
-    low, high = axes.dataLim.y0, axes.dataLim.y1
-    if not (np.isfinite(low) and np.isfinite(high)):
-        return
-    missing = share * max(abs(low), abs(high)) - (high - low)
-    if missing > 0:
-        axes.set_ylim(low - missing / 2, high + missing / 2)
-
-
 def number_or_nan(value: float | int | None) -> float:
     return float("nan") if value is None else float(value)
 
@@ -175,7 +165,6 @@ def plot_by_layer(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
     for line in lines_of(runs):
         mean, std = line.over_seeds(lambda run: [result.values[name] for result in run.layers.values()])
         axes.errorbar(list(line.runs[0].layers), mean, yerr=std, capsize=3, label=line.label, **line.style)
-    show_at_least(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("layer (0: first block)")
 
@@ -189,11 +178,10 @@ def figure_by_layer(runs: Sequence[ModelResult], name: str, label: str) -> Figur
     return figure
 
 
-def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str], more: int = 0) -> Figure:
+def figure_by_head(runs: Sequence[ModelResult], quantities: Mapping[str, str]) -> Figure:
     """Draw one point for each head against the layer, coloured by its operator: a row for each run, a column for each
-    quantity, and `more` empty columns."""
-    figure, axes_RC = panels(len(quantities) + more, len(runs), width=3.1, height=2.3)
-    axes_RC = axes_RC[:, : len(quantities)]
+    quantity."""
+    figure, axes_RC = panels(len(quantities), len(runs), width=3.1, height=2.3)
     present = dict.fromkeys(
         name for run in runs for each in run.layers.values() for name in each.words.get("operators", [])
     )

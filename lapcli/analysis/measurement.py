@@ -1,8 +1,8 @@
-"""The base of every analysis: a `Measurement` with name, help, options, needs, accumulator, table columns and figure.
+"""The base of every analysis: a `Measurement` with name, options, needs, accumulator, table columns and figure.
 
-Each file in `lapcli/analysis/measurements` holds one, and nothing else has to change to add another. These files import
-torch and matplotlib inside functions, never at the top: `--help` and the checks of a command line read their
-declarations and must answer at once.
+Each file in `lapcli/analysis/measurements` holds one, which `measurements/__init__.py` names. These files import torch
+and matplotlib inside functions, never at the top: the checks of a command line read their declarations and must answer
+at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Settings:
     """The options of `lap analyze` that a measurement can take, by name."""
 
     layer: str | None = None  # None: the measurement's `default_layers`
-    tokens: Literal["all", "patch", "class"] = "all"
     classes: str | None = None
     image: Sequence[Path] = ()
     subject: Mapping[str, Any] = field(default_factory=dict)  # checkpoint, data, split and limit, unless the default
@@ -55,7 +54,7 @@ class Settings:
     @property
     def variant(self) -> str:
         """A folder name that identifies non-default settings; empty for the defaults."""
-        words = [f"{name}-{value}" for name, value in {**self.given("layer", *CONDITIONS), **self.subject}.items()]
+        words = [f"{name}-{value}" for name, value in {**self.given("layer"), **self.subject}.items()]
         plain = [word if re.fullmatch(r"[\w.,-]{1,40}", word) else digest(word)[:8] for word in words]
         return "_".join(plain)
 
@@ -69,8 +68,7 @@ class Settings:
         return replace(self, **{name: default for name, default in DEFAULTS.items() if name not in names})
 
 
-DEFAULTS: dict[str, Any] = {name: getattr(Settings(), name) for name in ("layer", "tokens", "classes", "image")}
-CONDITIONS = ("tokens",)  # reports do not compare numbers that were measured with different values of it
+DEFAULTS: dict[str, Any] = {name: getattr(Settings(), name) for name in ("layer", "classes", "image")}
 
 
 class NotApplicable(UsageError):
@@ -84,24 +82,22 @@ class Measurement:
     measurement is for models that give all of `needs` (the names in `recipe/schema.py`). Without --layer it measures
     `default_layers` (last, all or spread), of tokens before or after the model's last norm, as `norm` says. `columns`
     are the values in the table of the terminal, with their headings. `counts` are values that describe the data and not
-    the model; reports leave them out. `order` is its place in lists.
+    the model; reports leave them out.
     """
 
     name: ClassVar[str]
-    help: ClassVar[str]
     definition: ClassVar[str]
-    options: ClassVar[tuple[str, ...]] = ("layer", "tokens")
+    options: ClassVar[tuple[str, ...]] = ("layer",)
     needs: ClassVar[frozenset[str]] = frozenset()
     default_layers: ClassVar[str] = "last"
     norm: ClassVar[Literal["before", "after"]] = "before"
     columns: ClassVar[Mapping[str, str]]
     counts: ClassVar[frozenset[str]] = frozenset()
     reads_tokens: ClassVar[bool] = True  # else the weights alone, without a forward
-    order: ClassVar[int] = 100
 
     def __init_subclass__(cls) -> None:
         # When the file is imported: a plugin's mistake is found before any model has run.
-        missing = [name for name in ("name", "help", "definition", "columns") if not hasattr(cls, name)]
+        missing = [name for name in ("name", "definition", "columns") if not hasattr(cls, name)]
         if missing:
             raise TypeError(f"the measurement {cls.__qualname__} does not declare {', '.join(missing)}")
 
@@ -110,9 +106,6 @@ class Measurement:
         # `all` takes the options of all measurements; those that this one does not declare mean nothing to it.
         self.model, self.settings = model, settings.only(self.options)
         self.layers = chosen_layers(self.settings.layer, self.default_layers, model.anatomy.layers)
-        tokens, anatomy = self.settings.tokens, model.anatomy
-        if tokens != "all" and not (anatomy.has_class_token if tokens == "class" else anatomy.prefix_tokens):
-            raise UsageError(f"--tokens {tokens}: this model has no class token; use --tokens all")
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
         """Add listeners for one layer; return the function that gives its result after the capture has run."""
@@ -137,10 +130,10 @@ class Measurement:
         return {**values, "norm": cls.norm, **settings.subject}
 
     def site(self, layer: int) -> Site:
-        """Return the output of a block, as --tokens chooses it."""
+        """Return the output of a block."""
         from lapcli.measures.capture import Site
 
-        return Site(layer, "output", self.settings.tokens, self.norm)
+        return Site(layer, "output", norm=self.norm)
 
     def classifier_CD(self) -> np.ndarray:
         """Return the weights of the model's classifier, one row for each class of the data."""

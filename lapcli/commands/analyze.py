@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from lapcli.commands import options
 from lapcli.runtime.environment import runs_dir as default_runs_dir
@@ -18,25 +17,11 @@ Examples:
   lap analyze spectrum 'vit_digits-*'
   lap analyze cossim vit_digits --init
   lap analyze features vit_digits --image photo.jpg
+  lap analyze anova timm:vit_small_patch16_224 --data photographs
 """
 
 ALL = "all"  # every measurement that fits
-
-
-class WithMeasurements(TyperCommand):
-    """Lists the measurements below the options; `lap --help` does not import them."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from lapcli.analysis.measurements import MEASUREMENTS
-
-        with formatter.section("Measurements"):
-            everything = "Every applicable measurement, in one pass over the data."
-            helps = [(name, MEASUREMENTS[name].help) for name in MEASUREMENTS.built_in()]
-            formatter.write_dl([*helps, (ALL, everything)])
-        super().format_epilog(ctx, formatter)
-
-
-CLASS = WithMeasurements  # of the command
+MEASUREMENT_NAMES = "spectrum, anova, cossim, snr, collapse, simplex, pca, updates, sinks, features, mixing, ov"
 
 
 def _measurement(name: str) -> str:
@@ -49,14 +34,14 @@ def _measurement(name: str) -> str:
 
 def analyze(
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", callback=_measurement, help="A measurement from the list below, or all.")
+        str, typer.Argument(metavar="WHAT", callback=_measurement, help=f"One of {MEASUREMENT_NAMES}; or all that fit.")
     ],
     names: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="RUN",
             autocompletion=options.run_names,
-            help="Names, folders or patterns of runs; by default the newest finished one.",
+            help="Names, folders or patterns of runs, or timm:NAME of a stock model; default: newest finished run.",
             show_default=False,
         ),
     ] = None,
@@ -64,11 +49,8 @@ def analyze(
         list[str] | None,
         typer.Option("--run", autocompletion=options.run_names, help="Another spelling of RUN; repeatable."),
     ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option("--model", metavar="timm:NAME", help="A stock timm model; repeatable.")
-    ] = None,
     init: Annotated[
-        bool, typer.Option("--init", help="Also measure each run's model untrained; with --model, only untrained.")
+        bool, typer.Option("--init", help="Also measure each run's model untrained; a timm model, only untrained.")
     ] = False,
     checkpoint: options.Checkpoint = "last",
     data: Annotated[str | None, typer.Option("--data", help="Data to measure on instead of the run's own.")] = None,
@@ -82,9 +64,6 @@ def analyze(
     layer: Annotated[
         str | None, typer.Option("--layer", help="last, all, 3, 0,5,11 or 6-11; counted from 0, -1 is the last.")
     ] = None,
-    tokens: Annotated[
-        Literal["all", "patch", "class"], typer.Option("--tokens", help="Image tokens to measure.")
-    ] = "all",
     classes: Annotated[
         str | None, typer.Option("--classes", metavar="A,B,C", help="Names or numbers of classes, for simplex and pca.")
     ] = None,
@@ -101,6 +80,7 @@ def analyze(
     from lapcli.analysis.measurement import DEFAULTS, Settings
     from lapcli.analysis.measurements import MEASUREMENTS, check_fits
     from lapcli.recipe import OBJECTIVES
+    from lapcli.recipe.schema import TIMM
     from lapcli.recipe.section import check_local_file
     from lapcli.result_rows import find_paths
     from lapcli.runs import named_run, newest_run
@@ -111,16 +91,18 @@ def analyze(
             raise UsageError(f"--image {path} does not exist; name an image file")
     usual = {"checkpoint": "last", "data": None, "split": "validation", "limit": None}
     given: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "split": split, "limit": limit}
-    settings = Settings(layer, tokens, classes, tuple(image or ()))
+    settings = Settings(layer, classes, tuple(image or ()))
     if what != ALL and (unused := settings.given(*(DEFAULTS.keys() - set(MEASUREMENTS[what].options)))):
         raise UsageError(f"--{min(unused)} has no effect for {what}; leave it out")
     settings = replace(settings, subject={key: value for key, value in given.items() if value != usual[key]})
     if data is not None:
         check_local_file("--data", data)
     where = runs_dir or default_runs_dir()
-    named = [*(names or []), *(run or [])]
+    given_names = [*(names or []), *(run or [])]
+    stock = [name for name in given_names if name.startswith(TIMM)]
+    named = [name for name in given_names if name not in stock]
     runs = [named_run(where, str(path)) for path in find_paths(named, where)] if named else []
-    if not named and not model:
+    if not given_names:
         runs = [newest_run(where, set(OBJECTIVES))]
     if what != ALL and runs:
         check_fits([what], [(run.recipe.objective, run.recipe.gives) for run in runs])
@@ -132,7 +114,7 @@ def analyze(
     from lapcli.analysis.analyze import analyze, to_text, write_analysis
     from lapcli.analysis.analyzed_models import Selection, find_models, results_folder
 
-    models = find_models(Selection(model or (), init, **given), runs)
+    models = find_models(Selection(stock, init, **given), runs)
     analyses = analyze(None if what == ALL else [what], models, settings)
     folder = out or results_folder(models, where) / settings.variant
     written = {analysis.what: write_analysis(analysis, folder) for analysis in analyses}

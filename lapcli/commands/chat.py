@@ -13,14 +13,13 @@ EXAMPLES = """\b
 Examples:
   lap chat
   lap chat quickstart-sft --temperature 0
-  lap chat --prompt "How many r are in strawberry?"
+  lap chat < questions.txt
 """
 
 
 def chat(
     run: options.Run = None,
     run_option: options.RunOption = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Print the answer to this prompt, and stop.")] = None,
     temperature: options.Temperature = 0.6,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = 256,
     runs_dir: options.RunsDir = None,
@@ -31,8 +30,6 @@ def chat(
     from lapcli.recipe.schema import CHAT
     from lapcli.runs import find_run, named_run
 
-    if prompt is not None and not prompt.strip():
-        raise UsageError("--prompt is empty; ask something, or leave it out to type line by line")
     run = options.one_run(run, run_option)
     folder, chats = runs_dir or default_runs_dir(), {name for name in OBJECTIVES if CHAT in OBJECTIVES[name].gives}
     if run is not None and (base := named_run(folder, run)).info.get("objective") not in chats:
@@ -57,11 +54,6 @@ def chat(
     model, tokenizer = loaded.language_model()
     print(f"{chat_run.path}, weights sha256 {str(loaded.weights_sha256)[:16]}", file=sys.stderr)
     dialogue = Dialogue(model, tokenizer, Sampling(max_tokens, temperature, options.TOP_K, 0))
-    if prompt is not None:
-        for text in dialogue.answer(prompt):
-            print(text, end="", flush=True)
-        print()
-        return
     if sys.stdin.isatty():
         print(f"Ask something. {COMMANDS}, Ctrl-C stops an answer.", file=sys.stderr)
     converse(dialogue)

@@ -13,7 +13,7 @@ from lapcli.runtime.errors import LapError
 EXAMPLES = """\b
 Examples:
   lap export gpt561m_5L-sft --to hf
-  lap export gpt561m_5L-sft --to hf --dtype bf16 --out my_model
+  lap export gpt561m_5L-sft --to hf --out my_model
   lap export vitb_imagenet_6L --to timm --checkpoint best
   lap export vit_digits --to safetensors --no-verify
 """
@@ -27,7 +27,6 @@ def export(
         Path | None, typer.Option("--out", help="Output folder; by default export/FORMAT in the run.")
     ] = None,
     checkpoint: options.Checkpoint = "last",
-    dtype: Annotated[str, typer.Option("--dtype", help="float32, bf16 or float16.")] = "float32",
     verify: Annotated[
         bool | None,
         typer.Option(
@@ -50,7 +49,7 @@ def export(
 
     from lapcli.export.export import export_run
 
-    written = export_run(chosen, to, out=out, checkpoint=checkpoint, dtype=dtype, verified=verify)
+    written = export_run(chosen, to, out=out, checkpoint=checkpoint, verified=verify)
     record = written.record
     print(f"{chosen.path}, step {record['step']}, weights sha256 {record['weights_sha256']}", file=sys.stderr)
     for check in written.checks:

@@ -1,6 +1,5 @@
 """`lap fetch RECIPE`: download and prepare everything for which a run needs the network, and print the sizes."""
 
-import json
 import re
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from lapcli.runtime.tables import aligned
 EXAMPLES = """\b
 Examples:
   lap fetch recipes/gpt561m.yaml
-  lap fetch recipes/gpt561m.yaml --data ~/fineweb-edu --json
+  lap fetch recipes/gpt561m.yaml --data ~/fineweb-edu
   lap fetch recipes/gpt561m.yaml --part 3/8
   lap fetch recipes/chat561m.yaml
 """
@@ -27,7 +26,6 @@ def fetch(
         str | None,
         typer.Option("--part", metavar="I/N", help="Tokenise only part i of n of the text, for array jobs."),
     ] = None,
-    as_json: options.Json = False,
 ) -> None:
     """Download a recipe's data and tokenise its text, once. Afterwards everything runs with HF_HUB_OFFLINE=1."""
     from lapcli.recipe.section import check_local_files
@@ -43,9 +41,6 @@ def fetch(
         if part is not None and loaded.objective != "language_model":
             raise UsageError(f"--part: recipes of {loaded.objective} have no text to tokenise in parts; leave it out")
         fetched = objective.fetch(loaded, progress, **({} if part is None else {"part": _share(part)}))
-    if as_json:
-        print(json.dumps(fetched, indent=2))
-        return
     for row in fetched if isinstance(fetched, list) else [fetched]:
         shown = {key: f"{value:,}" if isinstance(value, int) else str(value) for key, value in row.items()}
         print("\n".join(aligned([(key.replace("_", " "), value) for key, value in shown.items()])))

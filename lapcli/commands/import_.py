@@ -11,7 +11,7 @@ from lapcli.runtime.environment import runs_dir as default_runs_dir
 EXAMPLES = """\b
 Examples:
   lap import ~/.cache/nanochat/base_checkpoints/d20 --to d20
-  lap import model_000700.pt --to d20-sft --tokenizer tokenizer.pkl
+  lap import model_000700.pt --to d20-sft
   lap sft recipes/chat561m.yaml --run d20
 """
 
@@ -21,16 +21,12 @@ def import_(
         Path, typer.Argument(metavar="CHECKPOINT", help="A model_*.pt of nanochat, or its folder (the last step).")
     ],
     to: Annotated[str, typer.Option("--to", metavar="NAME", help="Name of the run.")],
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer", help="tokenizer.json or tokenizer.pkl; by default the one in nanochat's own folders."
-        ),
-    ] = None,
     runs_dir: options.RunsDir = None,
 ) -> None:
-    """Import a nanochat checkpoint of late 2025, or of the author's fork, as a finished run."""
+    """Import a nanochat checkpoint of late 2025, or of the author's fork, as a finished run.
 
+    Its tokenizer is read from beside the checkpoint or from nanochat's own folder.
+    """
     from lapcli.runs import check_name
 
     check_name(to, "name another with --to")
@@ -38,7 +34,7 @@ def import_(
     from lapcli.objectives.nanochat import import_checkpoint
 
     where = runs_dir or default_runs_dir()
-    run, is_new = import_checkpoint(checkpoint.expanduser(), where, to, tokenizer=tokenizer)
+    run, is_new = import_checkpoint(checkpoint.expanduser(), where, to)
     model = run.recipe.model  # type: ignore[attr-defined]
     state = "is finished" if is_new else "was imported before"
     print(f"{run.path} {state}: step {run.info['step']:,}, weights sha256 {run.info['weights_sha256'][:16]}")

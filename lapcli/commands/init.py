@@ -5,8 +5,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from lapcli.commands import options
-from lapcli.commands.options import print_json
 from lapcli.runtime.errors import UsageError
 
 EXAMPLES = """\b
@@ -29,7 +27,6 @@ def init(
         Path | None,
         typer.Option("--data", help="With --job images: a folder of images by class, to which the recipe is fitted."),
     ] = None,
-    as_json: options.Json = False,
 ) -> None:
     """Write a commented starter recipe, and print what to run next. Nothing is overwritten."""
     from lapcli.recipe.shipped import write_starter
@@ -42,9 +39,6 @@ def init(
 
         values = first_values(data)
     written = write_starter(job, folder, values)
-    if as_json:
-        print_json([{"file": str(file), "next": command} for file, command in written])
-        return
     for file, _ in written:
         print(file)
     print("Next:")

@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Sequence
-from enum import StrEnum
 from glob import escape, glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,9 +85,6 @@ InitFrom = Annotated[
         help="Start from these weights: run:NAME[@step|best] or timm:NAME.",
     ),
 ]
-Weights = Annotated[
-    Path | None, typer.Option("--weights", help="File with weights for --init-from timm:NAME, instead of the hub's.")
-]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Move an existing run of that name aside and start over.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be trained, and stop; no data is read.")]
 Jobs = Annotated[
@@ -112,22 +108,6 @@ StepTimeout = Annotated[
     ),
 ]
 MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="Maximum number of restarts after a rank has died.")]
-
-
-class TrackerName(StrEnum):
-    """Names of trackers; typer accepts a list of an enum, but not of a Literal."""
-
-    TENSORBOARD = "tensorboard"
-    WANDB = "wandb"
-    TRACKIO = "trackio"
-
-
-Track = Annotated[
-    list[TrackerName] | None,
-    typer.Option(
-        "--track", help="Mirror the run to this tracker during training, like the recipe's `track`; repeatable."
-    ),
-]
 Checkpoint = Annotated[str, typer.Option("--checkpoint", help="last, best, or the step of a kept checkpoint.")]
 Temperature = Annotated[
     float, typer.Option("--temperature", min=0, max=100, help="Sampling temperature; 0 is greedy decoding.")
@@ -143,14 +123,9 @@ def one_run(by_position: str | None, by_option: str | None) -> str | None:
     return by_option if by_position is None else by_position
 
 
-def init_from(source: str | None, weights: Path | None, section: str = "train") -> list[str]:
-    """Return `--init-from` and `--weights` in the form of `--set`."""
-    if source is None and weights is not None:
-        raise UsageError("--weights requires --init-from timm:NAME, which names the model")
-    if source is None:
-        return []
-    given = {"source": source, **({} if weights is None else {"weights": str(weights)})}
-    return [f"{section}.init_from={json.dumps(given, ensure_ascii=False)}"]
+def init_from(source: str | None) -> list[str]:
+    """Return `--init-from` in the form of `--set`."""
+    return [] if source is None else [f"train.init_from.source={json.dumps(source, ensure_ascii=False)}"]
 
 
 def overrides(set_: list[str] | None, data: Path | None) -> list[str]:

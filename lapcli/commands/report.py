@@ -1,20 +1,18 @@
 """`lap report`: print tables of runs beside the paper's, or write a page that shows everything."""
 
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from lapcli.commands import options
-from lapcli.report.forms import write_for_user
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.tables import wrapped_message
 
 EXAMPLES = """\b
 Examples:
   lap report --paper table1
-  lap report 'quickstart-*' --columns validation_loss,k_0.99 --format csv --out laptop.csv
+  lap report 'quickstart-*' --columns validation_loss,k_0.99 --format csv > laptop.csv
   lap report --format html
 """
 
@@ -35,17 +33,11 @@ def report(
     ] = None,
     format_: Annotated[
         Format,
-        typer.Option("--format", help="Format of the tables; html: a page, and its figures in a folder beside it."),
+        typer.Option("--format", help="Format of the tables; html: RUNS_DIR/report.html, and its figures beside it."),
     ] = "table",
     paper: Annotated[
         Literal["table1", "table2", "table3"] | None,
         typer.Option("--paper", help="The paper's table beside ours: images, language, self-supervised."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Write to this file instead of printing.", show_default="html: RUNS_DIR/report.html"
-        ),
     ] = None,
     runs_dir: options.RunsDir = None,
 ) -> None:
@@ -68,16 +60,13 @@ def report(
     if format_ == "html":
         from lapcli.report.page import write_page
 
-        for path in write_page(made, out or folder / "report.html"):
+        for path in write_page(made, folder / "report.html"):
             print(path)
-    elif out is None:
+    else:
         print(FORMATS[format_](made.tables))
         if format_ == "table" and not (runs or paper):
             from lapcli.report.page import ladders_in
 
             print("".join(f"\n{text}" for _, text, _ in ladders_in(folder)), end="")
-    else:
-        write_for_user(out, FORMATS[format_](made.tables) + "\n")
-        print(out)
-    for line in [*(f"note: {note}" for note in made.notes), *(f"gap: {gap}" for gap in made.gaps())]:
-        print(wrapped_message(line), file=sys.stderr)
+    for note in made.notes:
+        print(wrapped_message(f"note: {note}"), file=sys.stderr)

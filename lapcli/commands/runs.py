@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,8 @@ Examples:
   lap runs diff quickstart baseline
   lap runs watch quickstart baseline --metric validation_bits_per_byte
   lap runs track quickstart --to tensorboard
-  lap runs prune 'vit_*' --keep 2 --dry-run
+  lap runs --json show quickstart
+  lap runs prune 'vit_*' --keep 2
 """
 
 
@@ -40,30 +42,37 @@ SomeRuns = Annotated[
     list[str],
     typer.Argument(metavar="RUNS", autocompletion=options.run_names, help="Names, folders or patterns of runs."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation, not even for runs of a sweep.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
-def _folder(runs_dir: Path | None) -> Path:
-    folder = runs_dir or default_runs_dir()
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder of runs; see --runs-dir")
-    return folder
+@dataclass(frozen=True)
+class Shared:
+    """The options of the group, which stand before the name of the command."""
+
+    folder: Path
+    as_json: bool
 
 
 @app.callback()
 def runs(context: typer.Context, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
-    if context.invoked_subcommand is None:
-        list_(None, runs_dir, as_json)
+    folder, command = runs_dir or default_runs_dir(), context.invoked_subcommand
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder of runs; see --runs-dir")
+    if as_json and command not in (None, "list", "show", "diff", "watch"):
+        raise UsageError(f"--json has no effect for lap runs {command}; leave it out")
+    context.obj = Shared(folder, as_json)
+    if command is None:
+        list_(context)
 
 
 @app.command("list")
-def list_(names: options.Runs = None, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
+def list_(context: typer.Context, names: options.Runs = None) -> None:
     """List runs, the newest first: kind, Laplacian heads, step, best validation, age, size and status."""
-    from lapcli.catalogue.listing import list_runs
+    from lapcli.catalogue import list_runs
 
-    folder = _folder(runs_dir)
+    folder = context.obj.folder
     listed = list_runs(folder, names or [])
-    if as_json:
+    if context.obj.as_json:
         print_json(listed)
     elif not listed:
         print(f"no runs in {folder}; lap train quickstart trains one", file=sys.stderr)
@@ -80,13 +89,13 @@ def list_(names: options.Runs = None, runs_dir: options.RunsDir = None, as_json:
 
 
 @app.command()
-def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
+def show(context: typer.Context, name: RunName) -> None:
     """Show one run: recipe, data, results, checkpoints, sizes."""
-    from lapcli.catalogue.listing import describe
+    from lapcli.catalogue import describe
     from lapcli.runs import named_run
 
-    told = describe(named_run(_folder(runs_dir), name))
-    if as_json:
+    told = describe(named_run(context.obj.folder, name))
+    if context.obj.as_json:
         print_json(told)
         return
     info, start = told["info"], told["started_from"]
@@ -111,14 +120,14 @@ def show(name: RunName, runs_dir: options.RunsDir = None, as_json: options.Json 
 
 
 @app.command()
-def diff(a: RunName, b: RunName, runs_dir: options.RunsDir = None, as_json: options.Json = False) -> None:
+def diff(context: typer.Context, a: RunName, b: RunName) -> None:
     """Compare two runs: recipe keys, data and versions that differ, and the results of both."""
-    from lapcli.catalogue.listing import difference
+    from lapcli.catalogue import difference
     from lapcli.runs import named_run
 
-    first, second = (named_run(_folder(runs_dir), name) for name in (a, b))
+    first, second = (named_run(context.obj.folder, name) for name in (a, b))
     sections = difference(first, second)
-    if as_json:
+    if context.obj.as_json:
         keyed = {what: [dict(zip(["key", "a", "b"], row, strict=True)) for row in sections[what]] for what in sections}
         print_json({"a": str(first.path), "b": str(second.path), **keyed})
         return
@@ -130,19 +139,18 @@ def diff(a: RunName, b: RunName, runs_dir: options.RunsDir = None, as_json: opti
 
 @app.command()
 def watch(
+    context: typer.Context,
     names: options.Runs = None,
     metric: Annotated[str, typer.Option("--metric", help="Metric to draw, by its name in metrics.jsonl.")] = "loss",
-    runs_dir: options.RunsDir = None,
-    as_json: options.Json = False,
 ) -> None:
     """Draw curves of runs while they train; by default of those in training, else of the newest.
 
     Without a terminal: a line for each change and no curve.
     """
-    from lapcli.catalogue.watching import chosen_runs, read_watched_run, screen
+    from lapcli.catalogue import chosen_runs, read_watched_run, screen
 
-    paths = chosen_runs(_folder(runs_dir), names or [], metric)
-    is_screen = sys.stdout.isatty() and not as_json
+    paths = chosen_runs(context.obj.folder, names or [], metric)
+    is_screen = sys.stdout.isatty() and not context.obj.as_json
     told: dict[str, tuple[int, str]] = {}
     while True:
         seen = [read_watched_run(path, metric) for path in paths]
@@ -154,7 +162,7 @@ def watch(
             if told.get(run.name) != (run.step, run.status):
                 told[run.name] = run.step, run.status
                 row = {"run": run.name, "step": run.step, "steps": run.steps, "status": run.status, **run.values}
-                print(json.dumps(row) if as_json else run.line(), flush=True)
+                print(json.dumps(row) if context.obj.as_json else run.line(), flush=True)
         if is_over:
             return
         try:
@@ -165,47 +173,39 @@ def watch(
 
 @app.command()
 def track(
+    context: typer.Context,
     names: SomeRuns,
     to: Annotated[Literal["tensorboard", "wandb", "trackio"], typer.Option("--to", help="The tracker.")],
-    runs_dir: options.RunsDir = None,
 ) -> None:
     """Send metrics, evaluations and recipes of runs of any status to TensorBoard, W&B or trackio."""
-    from lapcli.catalogue.listing import matching_runs
+    from lapcli.catalogue import matching_runs
     from lapcli.runs import read_run
     from lapcli.tracking import replay
 
-    paths = matching_runs(_folder(runs_dir), names)
+    paths = matching_runs(context.obj.folder, names)
     sent = {path.name: replay(read_run(path), to) for path in paths}
     print("\n".join(f"{name}: {steps:,} steps sent to {to}" for name, steps in sent.items()))
 
 
 @app.command()
 def rename(
-    name: RunName,
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
-    yes: Yes = False,
-    runs_dir: options.RunsDir = None,
+    context: typer.Context, name: RunName, new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")]
 ) -> None:
     """Rename a run. A run that is being trained, or that another run started from, is refused."""
-    from lapcli.catalogue.housekeeping import rename_run
-    from lapcli.catalogue.listing import is_of_a_sweep
+    from lapcli.catalogue import rename_run
     from lapcli.runs import named_run
 
-    run = named_run(_folder(runs_dir), name)
-    if is_of_a_sweep(run.path) and not yes:
-        raise UsageError(f"{run.path} belongs to a sweep, which would train it again; use --yes to rename it")
-    print(rename_run(run, new))
+    print(rename_run(named_run(context.obj.folder, name), new))
 
 
 @app.command()
-def rm(names: SomeRuns, yes: Yes = False, runs_dir: options.RunsDir = None) -> None:
+def rm(context: typer.Context, names: SomeRuns, yes: Yes = False) -> None:
     """Remove runs with everything in them, after asking. A run that is being trained is refused."""
-    from lapcli.catalogue.housekeeping import dependent_runs, refuse_running, remove_run
-    from lapcli.catalogue.listing import is_of_a_sweep, matching_runs, size_of
+    from lapcli.catalogue import dependent_runs, matching_runs, refuse_running, remove_run, size_of
 
-    paths = matching_runs(_folder(runs_dir), names)
+    paths = matching_runs(context.obj.folder, names)
     refuse_running(paths)
-    remarks = [f"{path.name} belongs to a sweep, which would train it again." for path in paths if is_of_a_sweep(path)]
+    remarks: list[str] = []
     for path in paths:
         with contextlib.suppress(UsageError):  # a damaged run elsewhere in the folder must not prevent the removal
             if others := [name for name in dependent_runs(path) if path.parent / name not in paths]:
@@ -218,27 +218,24 @@ def rm(names: SomeRuns, yes: Yes = False, runs_dir: options.RunsDir = None) -> N
 
 @app.command()
 def prune(
+    context: typer.Context,
     names: options.Runs = None,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest checkpoints of each run to keep.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
     yes: Yes = False,
-    runs_dir: options.RunsDir = None,
 ) -> None:
     """Remove old checkpoints, after asking: never the newest, the best, or one that another run started from."""
-    from lapcli.catalogue.housekeeping import plan_prunings, remove_checkpoints
-    from lapcli.catalogue.listing import matching_runs
+    from lapcli.catalogue import matching_runs, plan_prunings, remove_checkpoints
 
-    plans = plan_prunings(matching_runs(_folder(runs_dir), names or []), keep, yes, bool(names))
+    plans = plan_prunings(matching_runs(context.obj.folder, names or []), keep, bool(names))
     doomed = [plan for plan in plans if plan.removed]
     freed = size_text(sum(plan.bytes for plan in doomed))
     rows = [(p.run, f"remove steps {p.removed} ({size_text(p.bytes)}); keep {p.kept}") for p in doomed]
     print(facts(rows) if rows else "nothing to remove")
-    if doomed and not dry_run:
+    if doomed:
         _confirm(f"Remove {sum(len(plan.removed) for plan in doomed)} checkpoints ({freed})?", yes)
         for plan in doomed:
             remove_checkpoints(plan)
-    if doomed:
-        print(f"{'would free' if dry_run else 'freed'} {freed}")
+        print(f"freed {freed}")
 
 
 def _value(value: Any) -> str:

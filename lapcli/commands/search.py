@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lapcli.commands import options
-from lapcli.commands.options import print_json, table
+from lapcli.commands.options import table
 from lapcli.runtime.environment import require_extra
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 
@@ -39,13 +39,9 @@ def search(
     name: Annotated[
         str | None, typer.Option("--name", help="Prefix of the runs' names.", show_default="RECIPE-search")
     ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Random seed of the proposals; the runs use the recipe's seed.")
-    ] = 0,
     runs_dir: options.RunsDir = None,
     nproc: options.Nproc = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the search space of both arms.")] = False,
-    as_json: options.Json = False,
 ) -> None:
     """Search head plans and other recipe values with Optuna; `lap sweep` trains every cell of a grid instead.
 
@@ -63,14 +59,14 @@ def search(
     own_name = name or f"{recipe.stem}-search"
     check_name(own_name)
     read = read_space(recipe, parse_over(over), options.overrides(set_, data))
-    settings = Settings(own_name, read, metric, seed, trials, confirm)
+    settings = Settings(own_name, read, metric, trials, confirm)
     where, console = runs_dir or default_runs_dir(), LogConsole()
     tell = console.print
     if dry_run:
         arms = {"search": read, "control": read.control()}
         domains = {arm: {key: str(each) for key, each in space.distributions.items()} for arm, space in arms.items()}
         rows = [(arm, key, text) for arm in domains for key, text in domains[arm].items()]
-        print_json(domains) if as_json else print(table(("arm", "parameter", "domain"), rows))
+        print(table(("arm", "parameter", "domain"), rows))
         return
     found, slots = Search(settings, where), share_machine(jobs or 1)[0]
     statuses = Runner(found, where, slots, nproc=nproc, tell=tell, console=console).run()
@@ -79,14 +75,11 @@ def search(
         Chooser([*chain(*cells.values())], where), where, slots, nproc=nproc, tell=tell, console=console
     ).run()
     result = found.result(cells)
-    if as_json:
-        print_json(result)
-    else:
-        shown = [
-            (row["trial"], row["state"], "-" if row["value"] is None else f"{row['value']:.4f}", str(row["values"]))
-            for row in result["trials"]
-        ]
-        print(table(("trial", "state", metric, "values"), shown))
-        print("\n".join([result["verdict"], "The result was written to", *(f"  {path}" for path in result["files"])]))
+    shown = [
+        (row["trial"], row["state"], "-" if row["value"] is None else f"{row['value']:.4f}", str(row["values"]))
+        for row in result["trials"]
+    ]
+    print(table(("trial", "state", metric, "values"), shown))
+    print("\n".join([result["verdict"], "The result was written to", *(f"  {path}" for path in result["files"])]))
     if error := failure(statuses):
         raise error

@@ -1,6 +1,5 @@
 """`lap sft RECIPE`: fine-tune a pretrained GPT for chat, or resume an interrupted stage."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -63,8 +62,6 @@ def sft(
     rdzv: options.Rdzv = None,
     max_restarts: options.MaxRestarts = 0,
     step_timeout: options.StepTimeout = STEP_TIMEOUT,
-    track: options.Track = None,
-    as_json: options.Json = False,
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
     from lapcli.recipe.chat import ChatRecipe
@@ -83,12 +80,11 @@ def sft(
     processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
     if dry_run:
         processes.check()
-        _print_counts(loaded, as_json)
+        _print_counts(loaded)
         return
     from lapcli.runtime.progress import say_start
 
-    trackers = [*loaded.track, *map(str, track or [])]
-    for tracker in trackers:
+    for tracker in loaded.track:
         require_extra(tracker, tracker)
     folder = runs_dir or default_runs_dir()
     start = find_run(folder, run, PRETRAINED if run is None else STARTS) if given is None else None
@@ -111,7 +107,7 @@ def sft(
     start_from = start or given
     assert start_from is not None
     console = LogConsole()
-    with LiveTracking(trackers, console.warn):
+    with LiveTracking(loaded.track, console.warn):
         runs = train_stages(
             loaded,
             start_from,
@@ -123,7 +119,7 @@ def sft(
             console=console,
         )
     if is_main_process():
-        _print_result(runs, as_json)
+        _print_result(runs)
 
 
 def _name_of(start: "Run | None", given: "InitFrom | None") -> str:
@@ -138,22 +134,16 @@ def _name_of(start: "Run | None", given: "InitFrom | None") -> str:
     return Path(given.source.removeprefix(RUN).partition("@")[0]).name
 
 
-def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
+def _print_counts(recipe: "ChatRecipe") -> None:
     from lapcli.data.chat.mixture import count_stage, counts_as_text
 
     counts = {name: count_stage(stage) for name, stage in recipe.stages.given().items()}
-    if as_json:
-        print(json.dumps(counts, indent=2))
-    else:
-        print("\n\n".join(counts_as_text(name, count) for name, count in counts.items()))
+    print("\n\n".join(counts_as_text(name, count) for name, count in counts.items()))
 
 
-def _print_result(runs: "list[Run]", as_json: bool) -> None:
+def _print_result(runs: "list[Run]") -> None:
     from lapcli.runs import read_summary
 
-    if as_json:
-        print(json.dumps([{"run": str(run.path), **run.info, **read_summary(run)} for run in runs], indent=2))
-        return
     for run in runs:
         print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {run.info['weights_sha256'][:16]}")
         for line in summary_lines(read_summary(run)):

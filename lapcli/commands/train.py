@@ -1,6 +1,5 @@
 """`lap train RECIPE`: train a model, or resume an interrupted run."""
 
-import json
 import os
 import shlex
 import sys
@@ -33,7 +32,6 @@ def train(
     set_: options.Set = None,
     data: options.Data = None,
     init_from: options.InitFrom = None,
-    weights: options.Weights = None,
     name: options.Name = None,
     runs_dir: options.RunsDir = None,
     seed: options.Seed = None,
@@ -45,8 +43,6 @@ def train(
     rdzv: options.Rdzv = None,
     max_restarts: options.MaxRestarts = 0,
     step_timeout: options.StepTimeout = STEP_TIMEOUT,
-    track: options.Track = None,
-    as_json: options.Json = False,
 ) -> None:
     """Train a model, or resume its run. The same command resumes an unfinished run from its last checkpoint.
 
@@ -59,8 +55,7 @@ def train(
     from lapcli.runtime.progress import say_start
 
     run_name = name if name is not None else (recipe.stem if seed is None else f"{recipe.stem}-seed{seed}")
-    given = [*options.overrides(set_, data), *options.init_from(init_from, weights)]
-    loaded = load_recipe(recipe, given, seed)
+    loaded = load_recipe(recipe, [*options.overrides(set_, data), *options.init_from(init_from)], seed)
     if not isinstance(loaded, BaseRecipe):
         raise UsageError(f"{recipe} has stages; they are trained by `lap sft {recipe}`")
     check_name(run_name)
@@ -73,15 +68,14 @@ def train(
 
         processes.check()
         plan = plan_training(loaded, processes.here(device) * processes.machines[-1])
-        print(json.dumps(plan.to_dict(), indent=2) if as_json else plan.to_text())
+        print(plan.to_text())
         return
     folder = runs_dir or default_runs_dir()
     if fresh or not os.path.isfile(folder / run_name / INFO):  # a run resumes from its checkpoint, or is finished
         check_local_files(loaded)
         if loaded.train.init_from is not None:
             check_start(loaded.train.init_from.source, folder)
-    trackers = [*loaded.track, *map(str, track or [])]
-    for tracker in trackers:
+    for tracker in loaded.track:
         require_extra(tracker, tracker)
     say_start(f"{recipe.name} is valid; loading torch")
     if needs_launch(processes, device):
@@ -94,7 +88,7 @@ def train(
     from lapcli.training.train import train_recipe
 
     console = LogConsole()
-    with LiveTracking(trackers, console.warn):
+    with LiveTracking(loaded.track, console.warn):
         run = train_recipe(
             loaded,
             runs_dir=folder,
@@ -104,7 +98,7 @@ def train(
             console=console,
         )
     if is_main_process():
-        _print_result(run, as_json)
+        _print_result(run)
 
 
 def _check_machines(processes: Processes, recipe: "BaseRecipe", device: str) -> None:
@@ -119,14 +113,11 @@ def _check_machines(processes: Processes, recipe: "BaseRecipe", device: str) -> 
             raise UsageError(f"--nnodes {processes.nnodes}: with {machines} machines {error}") from None
 
 
-def _print_result(run: "Run", as_json: bool) -> None:
+def _print_result(run: "Run") -> None:
     """Print the scores, the samples, the folder of the run and the next commands to try."""
     from lapcli.runs import read_summary
 
     summary = read_summary(run)
-    if as_json:
-        print(json.dumps({"run": str(run.path), **run.info, **summary}, indent=2))
-        return
     weights = str(run.info.get("weights_sha256"))[:16]
     print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {weights}")
     for line in summary_lines(summary):

@@ -36,7 +36,7 @@ def evaluate_run(request: Request, weights: Checkpoint) -> dict[str, Any]:
 
             scores += measure_images(replace(request, tasks=images), loaded, world)
         if language := [task for task in request.tasks if task not in IMAGE_TASKS]:
-            from lapcli.evaluation.harness.run import measure_language
+            from lapcli.evaluation.language_tasks import measure_language
 
             found, details = measure_language(replace(request, tasks=language), loaded, world)
             scores += found

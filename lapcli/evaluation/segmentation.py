@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from lapcli.evaluation.ade20k import CLASSES, IGNORED, SceneData, SceneReader, Scenes, resize_short_side
 from lapcli.evaluation.features import Backbone, ForwardSettings, SharedBatches, evenly_spaced
-from lapcli.evaluation.settings import Ade20kProtocol
-from lapcli.evaluation.tasks import Score
+from lapcli.evaluation.tasks import Ade20kProtocol, Score
 from lapcli.runtime.errors import UsageError
 
 WARMUP = 1500 / 40_000  # of the steps

@@ -187,7 +187,6 @@ class Settings:
     name: str
     space: Space
     metric: str
-    seed: int = 0
     trials: int = 20  # of each arm
     confirm: int = 3
 
@@ -235,7 +234,6 @@ class Search(Chooser):
             "recipe": recipe_hash(space.base),
             "space": {name: distribution_to_json(each) for name, each in space.distributions.items()},
             "metric": settings.metric,
-            "seed": settings.seed,
         }
         for key, value in identity.items():
             if study.user_attrs.get(key, value) != value:
@@ -286,7 +284,7 @@ class Search(Chooser):
         for _ in range(_TRIES):
             known = [trial for trial in study.trials if trial.state != self.states.WAITING]
             # A new sampler for each proposal: that of a search which was killed would have lost its state.
-            digest = hashlib.sha256(f"{self.settings.seed}/{arm}/{len(known)}".encode()).digest()
+            digest = hashlib.sha256(f"{arm}/{len(known)}".encode()).digest()
             seed = int.from_bytes(digest[:4], "big")
             # multivariate: the layers of a plan are sampled jointly. constant_liar: trials that are still running count
             # as bad ones, so that two processes do not propose neighbours.

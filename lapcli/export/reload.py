@@ -48,25 +48,11 @@ def _hf(folder: Path, inputs: dict[str, Tensor], settings: dict[str, Any]) -> tu
     tensors = {"logits": model(inputs["tokens"]).logits}
     for row, prompt in enumerate(prompts):
         tensors[f"padded_{row}"] = logits_of_padded[row, longest - len(prompt) :].clone()
-    options = {"max_new_tokens": settings["new_tokens"], "do_sample": False}
-    batch = model.generate(input_ids=padded, attention_mask=mask, **options)
-    greedy = [_new(row, longest, model) for row in batch]
     asked = [{"role": "user", "content": settings["question"]}]
     template = tokenizer.apply_chat_template(asked, tokenize=True, add_generation_prompt=True, return_dict=True)
     text = tokenizer(settings["question"])["input_ids"]
-    facts = {"greedy": greedy, "template": template["input_ids"], "text": text, "class": type(model).__name__}
+    facts = {"template": template["input_ids"], "text": text, "class": type(model).__name__}
     return tensors, facts
-
-
-def _new(row: Tensor, prompt: int, model: Any) -> list[int]:
-    """Return the tokens after the prompt, up to the one that ended the text; the rest is padding."""
-    ends = set(model.generation_config.eos_token_id)
-    tokens: list[int] = []
-    for token in row[prompt:].tolist():
-        tokens.append(token)
-        if token in ends:
-            break
-    return tokens
 
 
 @torch.inference_mode()

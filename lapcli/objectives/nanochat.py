@@ -49,7 +49,7 @@ _OF_2026 = (
     "fork multiply queries and keys by 1.2 and have another rotary base); name a checkpoint of late 2025"
 )
 _AGAIN = "download the checkpoint again, or name another"
-_ANOTHER = "name another with --tokenizer, a tokenizer.json or tokenizer.pkl"
+_ANOTHER = "put another tokenizer.json or tokenizer.pkl beside the checkpoint"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class NanochatCheckpoint:
     is_chat: bool  # trained on conversations
 
 
-def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path | None = None) -> tuple[Run, bool]:
+def import_checkpoint(path: Path, runs_dir: Path, name: str) -> tuple[Run, bool]:
     """Import a checkpoint; return the finished run, and whether it is new: repeating an import changes nothing."""
     source = _find(path)
     sha256 = sha256_of_file(source.file)
@@ -72,7 +72,7 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str, *, tokenizer: Path 
         if existing.is_finished:
             return existing, False
         remove(existing.path)  # left by an import that was killed
-    text_tokenizer = _tokenizer(source, tokenizer)
+    text_tokenizer = _tokenizer(source)
     tensors = _weights(source)
     with torch.device("meta"):
         model = GPT(GPTConfig(**source.model.model_dump(), vocab=source.vocab), is_drawn=False)
@@ -163,20 +163,19 @@ def _weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
     return tensors
 
 
-def _tokenizer(source: NanochatCheckpoint, given: Path | None) -> Tokenizer:
-    """Read the given tokenizer, or the one beside the checkpoint or in `tokenizer/` of nanochat's base folder."""
+def _tokenizer(source: NanochatCheckpoint) -> Tokenizer:
+    """Read the tokenizer beside the checkpoint or in `tokenizer/` of nanochat's base folder."""
     parents = source.file.parent, *source.file.resolve().parents[1:3]
     folders = source.file.parent, *(parent / "tokenizer" for parent in parents)
     beside = [folder / name for folder in folders for name in ("tokenizer.json", "tokenizer.pkl")]
-    path = given or next((each for each in beside if each.is_file()), None)
-    if path is None or not path.is_file():
-        where = f"{given}" if given else f"tokenizer.pkl or tokenizer.json beside {source.file}"
-        raise UsageError(f"there is no {where}; name nanochat's tokenizer.pkl or a tokenizer.json with --tokenizer")
+    path = next((each for each in beside if each.is_file()), None)
+    if path is None:
+        raise UsageError(f"there is no tokenizer.pkl or tokenizer.json beside {source.file}; put nanochat's there")
     tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != source.vocab:
         raise UsageError(
-            f"{path} has {tokenizer.vocab_size:,} tokens, but the model has {source.vocab:,}; name its tokenizer with "
-            "--tokenizer"
+            f"{path} has {tokenizer.vocab_size:,} tokens, but the model has {source.vocab:,}; put its tokenizer "
+            "beside the checkpoint"
         )
     return tokenizer
 

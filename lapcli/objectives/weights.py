@@ -65,8 +65,8 @@ from lapcli.runtime.files import sha256_of_file
 
 Recipe = TypeVar("Recipe", bound=BaseRecipe)
 REMEDY = "change the recipe's model, or start from other weights"
-_ANOTHER_FILE = "give another file with --weights"
-_FROM_A_FILE = "start a run from a file with `lap train --init-from timm:NAME --weights FILE`"
+_ANOTHER_FILE = "give another file with --set train.init_from.weights=FILE"
+_FROM_A_FILE = "start a run from a file with `lap train --init-from timm:NAME --set train.init_from.weights=FILE`"
 _LAYER_SCALE = re.compile(r"\.ls[12]\.gamma$")
 
 
@@ -102,7 +102,7 @@ def check_timm_name(name: str) -> str:
     """Return timm's name of the model; UsageError with the nearest name if there is none."""
     known = name.removeprefix(TIMM)
     if not name.startswith(TIMM) or not known:
-        raise UsageError(f"--model takes timm:NAME, such as timm:vit_small_patch16_224, got {name[:80]!r}")
+        raise UsageError(f"a stock model is named timm:NAME, such as timm:vit_small_patch16_224, got {name[:80]!r}")
     if not timm.is_model(known):
         near = get_close_matches(known, timm.list_models(["*vit*", "eva*"]), 1, cutoff=0.4)
         raise UsageError(f"timm has no model {known[:80]!r}{f'; did you mean timm:{near[0]}?' if near else ''}")
@@ -159,7 +159,7 @@ def _timm_file(name: str, model: Any, weights: Path | None) -> Path:
     """Return the file with the model's weights: the given one, or the hub's."""
     if weights is not None:
         if not weights.is_file():
-            raise UsageError(f"there is no file {weights}; --weights takes a .safetensors or .pth file of the model")
+            raise UsageError(f"there is no file {weights}; train.init_from.weights takes a .safetensors or .pth file")
         return weights
     settings, offline = model.pretrained_cfg, hub_is_offline()
     repository, _, revision = str(settings.get("hf_hub_id") or "").partition("@")

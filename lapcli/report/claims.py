@@ -229,8 +229,7 @@ class ClaimVerdict:
 
 
 def judge_all(grids: Sequence[Grid]) -> list[ClaimVerdict]:
-    """Return the verdicts on all claims; runs of searches are not results and do not count."""
-    families = paper.families([grid for grid in grids if not grid.first.is_search])
+    families = paper.families(grids)
     return [judge(claim, families) for claim in claims()]
 
 

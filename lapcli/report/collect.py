@@ -46,7 +46,6 @@ DATA = "data sha256"  # a key of a grid beside those of the recipe
 class ReportRun:
     run: Run
     whole: WholeRecipe
-    is_search: bool  # a sweep used it to choose values for others: it is not a result
 
     @property
     def name(self) -> str:
@@ -81,7 +80,7 @@ class ReportRun:
         keys = {key: canonical_json(key, value) for key, value in self.whole.keys.items()}
         if not self.run.recipe.data_identity_has_seed and self.run.info.get("data_sha256"):
             keys[DATA] = json.dumps(str(self.run.info["data_sha256"])[:16])
-        return keys | ({"search": "true"} if self.is_search else {})
+        return keys
 
 
 @dataclass(frozen=True, order=True)
@@ -180,8 +179,13 @@ def collect(names: Sequence[str], runs_dir: Path) -> Collection:
     paths = find_paths(names, runs_dir)
     if not paths:
         raise UsageError(f"{runs_dir} has no runs to report on; name runs, or choose another --runs-dir")
-    runs = [ReportRun(run, whole_recipe(run), _is_search(run.path)) for run in map(read_run, paths)]
     notes = []
+    named = {Path(name).name for name in names}
+    searches = [path for path in paths if path.name not in named and _is_search(path)]
+    if searches and len(searches) < len(paths):
+        notes.append(f"{len(searches)} runs of a search are not results and are not shown; name a run to see it")
+        paths = [path for path in paths if path not in searches]
+    runs = [ReportRun(run, whole_recipe(run)) for run in map(read_run, paths)]
     for each in runs:
         info = each.run.info
         if not each.run.is_finished:
@@ -194,6 +198,7 @@ def collect(names: Sequence[str], runs_dir: Path) -> Collection:
 
 
 def _is_search(path: Path) -> bool:
+    """Return whether a sweep used the run to choose values for others."""
     file = path / SWEEP
     return file.is_file() and read_json(file, "remove it and run the sweep again").get("search") is True
 
@@ -286,7 +291,7 @@ def grids_of(collection: Collection, rows: Sequence[str] = (HEADS,)) -> list[Gri
         grid.rows = {key: dict(sorted(grid.rows[key].items(), key=_seed_order)) for key in sorted(grid.rows)}
         labels = {run.name: key.label for key, runs in grid.rows.items() for run in runs.values()}
         own = collection.frame[collection.frame["run"].isin(labels)]
-        grid.frame = _apart_by_data(own.assign(row=own["run"].map(labels)), grid)
+        grid.frame = _of_one_data(own.assign(row=own["run"].map(labels)), collection.notes)
     _name(list(grids.values()))
     collection.notes += _differences_in_words(list(grids.values()))
     return list(grids.values())
@@ -296,22 +301,15 @@ def _seed_order(item: tuple[str, Any]) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in item[0].split("+"))
 
 
-def _apart_by_data(frame: "DataFrame", grid: Grid) -> "DataFrame":
-    """Name the data of numbers that were measured on other data than their run's own, if there are several."""
-    own = {run.name: run for run in grid.runs}
-    names = []
-    several = frame.groupby("measure")["data_sha256"].nunique() if len(frame) else {}
-    for row in frame[["run", "task", "measure", "data", "data_sha256"]].to_dict("records"):
-        run, name = own[row["run"]], row["measure"]
-        is_own = row["data"] == run.run.info.get("data") or row["data_sha256"] in (
-            run.run.info.get("data_sha256"),
-            run.whole.first.get("data_sha256"),
-        )
-        if row["task"] not in ("validation", "training") and several[name] > 1 and not is_own:
-            where = f"on {str(row['data']).split(': ')[0]} {str(row['data_sha256'])[:8]}"
-            name = f"{name[:-1]}, {where}]" if name.endswith("]") else f"{name} [{where}]"
-        names.append(name)
-    return frame.assign(measure=names)
+def _of_one_data(frame: "DataFrame", notes: list[str]) -> "DataFrame":
+    """Keep the numbers of each measure that are of the data it was measured on last; validations are of their runs."""
+    data = frame["data_sha256"].fillna("")
+    is_other = (data != data.groupby(frame["measure"]).transform("last")) & ~frame["task"].isin(
+        ["validation", "training"]
+    )
+    for run, measure in zip(frame["run"][is_other], frame["measure"][is_other], strict=True):
+        notes.append(f"{run}: {measure} was measured on other data than the rest and is left out")
+    return frame[~is_other]
 
 
 def check_rows(rows: Sequence[str], recipes: Sequence[dict[str, Any]]) -> None:
@@ -330,8 +328,7 @@ _STAGES = {"midtrain": "chat mid-training", "sft": "chat fine-tuning"}
 
 
 def kind_in_words(run: ReportRun) -> str:
-    kind = _STAGES.get(str(run.values.get("stage"))) or _KINDS.get(run.objective, run.objective.replace("_", " "))
-    return kind + (", search" if run.is_search else "")
+    return _STAGES.get(str(run.values.get("stage"))) or _KINDS.get(run.objective, run.objective.replace("_", " "))
 
 
 def data_in_words(run: ReportRun) -> str:

@@ -14,13 +14,12 @@ from typing import Any
 
 from lapcli.analysis.drawing import COLOURS, FORMS, MARKERS, STYLE, UNDATED
 from lapcli.report.collect import Grid, RowKey, data_in_words, kind_in_words
-from lapcli.report.forms import write_for_user
 from lapcli.report.paper import LANGUAGE, drop_path, families
 from lapcli.report.statistics import summarise
 from lapcli.report.tables import Column, column_of
 from lapcli.runs import time_of
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.files import write_bytes
+from lapcli.runtime.files import write_bytes, write_text
 from lapcli.runtime.tables import to_csv
 from lapcli.same_recipe import HEADS
 from lapcli.training.metrics import read_metrics
@@ -281,7 +280,7 @@ def write_files(charts: Sequence[Chart], folder: Path) -> list[Path]:
                 paths.append(folder / f"{chart.name}.{form}")
                 write_bytes(paths[-1], chart.file(form))
             paths.append(folder / f"{chart.name}.csv")
-            write_for_user(paths[-1], chart.csv())
+            write_text(paths[-1], chart.csv())
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written ({error.strerror}); name another place with --out") from None
+        raise UsageError(f"{folder} cannot be written ({error.strerror}); name another --runs-dir") from None
     return paths

@@ -1,4 +1,4 @@
-"""The page of `lap report --format html`: one file that needs nothing else, `page.html.j2` with `page.css` and plotly.
+"""The page of `lap report --format html`: one file that needs nothing else, `page.html.j2` with plotly.
 
 It contains no script of ours. Its security policy lists plotly's scripts by hash, so that no other can run.
 """
@@ -17,11 +17,10 @@ from lapcli.report import paper
 from lapcli.report.claims import judge_all
 from lapcli.report.collect import Grid, ReportRun, kind_in_words
 from lapcli.report.figures import Experiment, experiments_of, write_files
-from lapcli.report.forms import write_for_user
 from lapcli.report.tables import Report, ScoreTable, mean_text, paired_text, paper_text, reading
 from lapcli.runs import time_of
 from lapcli.runtime import __version__
-from lapcli.runtime.files import read_json
+from lapcli.runtime.files import read_json, write_text
 from lapcli.same_recipe import HEADS
 
 _LARGEST = 3_000_000  # bytes of an analysis figure as SVG; beyond it the PNG is shown
@@ -30,7 +29,7 @@ _LARGEST = 3_000_000  # bytes of an analysis figure as SVG; beyond it the PNG is
 def write_page(report: Report, path: Path) -> list[Path]:
     """Write the page and its figures; return the page's path, then the folder of its figures if there are any."""
     experiments = experiments_of(report.grids)
-    write_for_user(path, page(report, experiments))
+    write_text(path, page(report, experiments))
     charts = [chart for experiment in experiments for chart in experiment.charts]
     if not charts:
         return [path]
@@ -78,7 +77,7 @@ def page(report: Report, experiments: Sequence[Experiment]) -> str:
         counts=Counter(verdict.status for verdict in judged),
         runs=[_run_row(run) for run in runs],
         ladders=ladders_in(report.collection.runs[0].run.path.parent),
-        notes=[*(f"gap: {gap}" for gap in report.gaps()), *report.notes],
+        notes=report.notes,
         plotly=Markup(get_plotlyjs()) if any(each.charts for each in experiments) else "",
     )
     scripts = re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)

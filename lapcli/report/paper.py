@@ -67,13 +67,12 @@ def best_baseline(family: Sequence[Grid], measure: str = "top1") -> Grid | None:
 
 def paper_tables(which: str, grids: Sequence[Grid]) -> list[ScoreTable]:
     """Make one of the paper's tables; for language models also one of the numbers that the paper gives in its text."""
-    grids = [grid for grid in grids if not grid.first.is_search]
     if which == "table1":
         return [_table1(grids)]
     if which == "table3":
         notes: list[str] = []
         own = [grid for grid in of("self-supervised", grids) if grid.first.data_set == "ImageNet"]
-        grid = _nearest("self-supervised", [[each] for each in own], list(SELF_SUPERVISED), notes)
+        grid = _nearest("self-supervised", [[each] for each in own], notes)
         columns = [(task, "fraction", task, numbers) for task, numbers in SELF_SUPERVISED.items()]
         return [_table("Table 3: linear probes of self-supervised ViT-S", grid and grid[0], columns, notes)]
     return [_table2(grids), _components(grids)]
@@ -92,7 +91,7 @@ def _table1(grids: Sequence[Grid]) -> ScoreTable:
         if len(on_test) < len(own):
             left = sum(len(grid.runs) for grid in own) - sum(len(grid.runs) for grid in on_test)
             notes.append(f"{data_set}: {left} runs were measured on held-out training images and are left out.")
-        family = _nearest(data_set, families(on_test), ["top1"], notes)
+        family = _nearest(data_set, families(on_test), notes)
         grid = family and (best_baseline(family) or max(family, key=lambda grid: len(grid.runs)))
         if grid and family and len(family) > 1:
             notes.append(f"{data_set}: drop path {drop_path(grid)}, the one with the best baseline.")
@@ -106,7 +105,7 @@ def _table2(grids: Sequence[Grid]) -> ScoreTable:
     notes = [f"{_PAPER['spread']} Ours are standard errors too."]
     # The paper evaluates after supervised fine-tuning, not after mid-training.
     own = [grid for grid in of("chat", grids) if grid.first.values.get("stage") == STAGES[-1]]
-    family = _nearest("language", [[grid] for grid in own], list(LANGUAGE), notes)
+    family = _nearest("language", [[grid] for grid in own], notes)
     grid = family[0] if family else None
     columns = [(task, "fraction", task, numbers) for task, numbers in LANGUAGE.items()]
     others = [name for name in (grid.measures() if grid else []) if name.split(" [")[0] in LANGUAGE and " [" in name]
@@ -117,7 +116,7 @@ def _table2(grids: Sequence[Grid]) -> ScoreTable:
     table.columns.append(Column("average", "Avg (%)", "fraction", "higher", spread="error"))
     baseline = averages(grid, grid.baseline) if grid and grid.baseline else {}
     for row, key in zip(table.rows, [None, *_keys(grid, LANGUAGE_AVERAGE)], strict=True):
-        made = cell(averages(grid, key) if grid and key else {}, {} if row.is_baseline else baseline, table.seeds)
+        made = cell(averages(grid, key) if grid and key else {}, {} if row.is_baseline else baseline)
         made.paper = LANGUAGE_AVERAGE.get(key.heads) if key and key.heads is not None else None
         row.cells.append(made)
     mark_best(table)
@@ -136,32 +135,27 @@ def _components(grids: Sequence[Grid]) -> ScoreTable:
     measure = "spectrum.k_0.99"
     notes: list[str] = []
     own = [grid for grid in of("language", grids) if measure in grid.measures()]
-    family = _nearest("k_0.99", [[grid] for grid in own], [measure], notes)
+    family = _nearest("k_0.99", [[grid] for grid in own], notes)
     title = "Section 4.2: components for 99% of the variance of a language model's tokens"
     return _table(title, family and family[0], [("k_0.99", None, measure, COMPONENTS)], notes)
 
 
-def _nearest(what: str, choices: Sequence[list[Grid]], measures: Sequence[str], notes: list[str]) -> list[Grid] | None:
-    """Return the family that can be compared, is nearest to the paper's recipe, has the most runs; in this order."""
+def _nearest(what: str, choices: Sequence[list[Grid]], notes: list[str]) -> list[Grid] | None:
+    """Return the family nearest to the paper's recipe; of equally near ones, that with the most runs."""
 
-    def rank(family: list[Grid]) -> tuple[bool, int, int]:
-        scored = [[r for r in grid.rows if grid.values(r, name)] for grid in family for name in measures]
-        is_comparison = any(len(rows) > 1 and any(row.order[0] == 0 for row in rows) for rows in scored)
-        distance = differences(family[0])
-        return not is_comparison, 10_000 if distance is None else len(distance), -sum(len(g.runs) for g in family)
+    def rank(family: list[Grid]) -> tuple[int, int]:
+        changed = differences(family[0])
+        return 10_000 if changed is None else len(changed), -sum(len(grid.runs) for grid in family)
 
     if not choices:
         notes.append(f"{what}: no runs.")
         return None
     family, *others = sorted(choices, key=rank)
     if others:
-        left = "; ".join(f"{other[0].title} ({sum(len(grid.runs) for grid in other)} runs)" for other in others[:3])
-        notes.append(f"{what}: the recipe nearest to the paper's that can be compared is used. Not used: {left}.")
-    changed = differences(family[0])
-    if changed:
+        notes.append(f"{what}: the recipe nearest to the paper's is shown; name the runs of another to see it.")
+    if changed := differences(family[0]):
         shown = ", ".join(f"{key} {in_words(ours)} (paper: {in_words(theirs)})" for key, theirs, ours in changed[:6])
-        more = f" and {len(changed) - 6} more" if len(changed) > 6 else ""
-        notes.append(f"{what}: NOT the paper's recipe, {len(changed)} keys differ: {shown}{more}.")
+        notes.append(f"{what}: NOT the paper's recipe, {len(changed)} keys differ: {shown}.")
     return family
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lapcli.report.collect import Collection, Grid, RowKey, collect, grids_of
-from lapcli.report.forms import GAP, Entry, Table, to_text
 from lapcli.report.statistics import Paired, Summary, compare, summarise
 from lapcli.runtime.errors import UsageError, known_names
+from lapcli.runtime.tables import fitted, wrapped
 from lapcli.same_recipe import HEADS
+
+GAP = "-"
 
 LABELS = {
     "top1": "top-1",
@@ -54,7 +56,6 @@ class Cell:
 
     summary: Summary | None = None
     paired: Paired | None = None  # against the baseline row
-    missing: list[str] = field(default_factory=list)  # seeds of the table that this cell lacks
     mark: Literal["best", "second"] | None = None
     paper: tuple[float, float | None] | None = None  # in the shown unit: mean and ±
 
@@ -78,17 +79,6 @@ class ScoreTable:
     baseline: str | None = None
     has_paper: bool = False
 
-    def gaps(self) -> list[str]:
-        gaps = []
-        for row in self.rows:
-            for column, cell in zip(self.columns, [] if row.is_given else row.cells, strict=False):
-                where = f"{self.title}: row {row.label}, {column.label}"
-                if cell.summary is None:
-                    gaps.append(f"{where}: no score")
-                elif cell.missing:
-                    gaps.append(f"{where}: no score of seed {', '.join(cell.missing)}")
-        return gaps
-
     @property
     def has_numbers(self) -> bool:
         return any(cell.summary for row in self.rows for cell in row.cells)
@@ -101,9 +91,6 @@ class Report:
     tables: list[ScoreTable]
     notes: list[str]
 
-    def gaps(self) -> list[str]:
-        return [gap for table in self.tables for gap in table.gaps()]
-
 
 def report_on(
     names: Sequence[str],
@@ -115,15 +102,10 @@ def report_on(
     """Make a table for each grid of the runs."""
     collection = collect(names, runs_dir)
     notes = collection.notes
-    named = {Path(name).name for name in names}
-    searches = [run.name for run in collection.runs if run.is_search and run.name not in named]
-    if searches and len(searches) < len(collection.runs):
-        notes.append(f"{len(searches)} runs of a search are not results and are not shown; name a run to see it")
-        collection.runs = [run for run in collection.runs if run.name not in searches]
     grids = grids_of(collection, rows)
     tables = []
     row_name = ", ".join("Laplacian heads" if key == HEADS else key for key in rows)
-    for grid, measures in zip(grids, _columns(grids, columns, notes), strict=True):
+    for grid, measures in zip(grids, _columns(grids, columns), strict=True):
         if measures:
             tables.append(table_of(grid, measures, row_name))
     return Report(collection, grids, tables, notes)
@@ -146,10 +128,10 @@ def names_in(option: str, text: str) -> list[str]:
     return names
 
 
-def _columns(grids: Sequence[Grid], asked: Sequence[str] | None, notes: list[str]) -> list[list[str]]:
+def _columns(grids: Sequence[Grid], asked: Sequence[str] | None) -> list[list[str]]:
     """Return the columns of each grid, without measures that its kind of run cannot have."""
     if asked is None:
-        return [_default(grid, notes) for grid in grids]
+        return [_default(grid) for grid in grids]
     chosen: list[list[str]] = [[] for _ in grids]
     for name in asked:
         found = [resolve(name, grid.measures()) for grid in grids]
@@ -176,34 +158,19 @@ def resolve(name: str, available: Sequence[str]) -> list[str]:
     return []
 
 
-def _default(grid: Grid, notes: list[str]) -> list[str]:
-    """Return what `lap eval` measured, in the order of the tasks; without any, the validation of the training.
-
-    A score under other conditions is shown only if its task has no other score; one on a few examples does not even
-    replace the validation. A grid without any number shows the scores that its kind should have, as gaps.
-    """
+def _default(grid: Grid) -> list[str]:
+    """Return what `lap eval` measured under the default conditions, in the order of the tasks; else under others; else
+    the validation of the training. A grid without any number shows the scores that its kind should have, as gaps."""
     recipe = grid.first.run.recipe
-    known = grid.frame[~grid.frame["task"].isin(["training"])]["measure"]
+    known = grid.frame[grid.frame["task"] != "training"]["measure"]
     names = [name for name in dict.fromkeys(known) if "." not in name.split(" [")[0]]
     evaluated = [name for name in names if not name.startswith("validation_")]
-    whole = {name.split(" [")[0] for name in names if "[limit " not in name}
-    aside = [
-        name
-        for name in evaluated
-        if (" [" in name and name.split(" [")[0] in evaluated) or ("[limit " in name and whole)
-    ]
-    notes += [f"{grid.title}: {name} is not shown; ask for it with --columns" for name in aside]
     order = list(LABELS)
     shown = sorted(
-        (name for name in evaluated if name not in aside),
+        [name for name in evaluated if " [" not in name] or evaluated,
         key=lambda name: order.index(name) if name in order else len(order),
     )
-    return (
-        shown
-        or [name for name in names if name not in aside]
-        or list(recipe.expected_scores)
-        or list(recipe.metrics)[:1]
-    )
+    return shown or names or list(recipe.expected_scores) or list(recipe.metrics)[:1]
 
 
 def column_of(name: str, grid: Grid | None = None) -> Column:
@@ -237,13 +204,11 @@ def table_of(grid: Grid, measures: Sequence[str], row_name: str) -> ScoreTable:
 
 def cell_of(grid: Grid, row: RowKey, measure: str, baseline: RowKey | None) -> Cell:
     against = grid.values(baseline, measure) if baseline is not None and baseline != row else {}
-    return cell(grid.values(row, measure), against, grid.seeds)
+    return cell(grid.values(row, measure), against)
 
 
-def cell(values: dict[str, float], against: dict[str, float], seeds: Sequence[str]) -> Cell:
-    # An empty cell is one gap, not one for each seed.
-    missing = [seed for seed in seeds if seed not in values] if values else []
-    return Cell(summarise(list(values.values())), compare(values, against), missing)
+def cell(values: dict[str, float], against: dict[str, float]) -> Cell:
+    return Cell(summarise(list(values.values())), compare(values, against))
 
 
 def mark_best(table: ScoreTable) -> None:
@@ -300,25 +265,29 @@ def paper_text(column: Column, cell: Cell) -> str:
     return text if cell.summary is None else f"{text} ({cell.summary.mean * column.scale - mean:+z.{column.digits}f})"
 
 
-def as_shown(table: ScoreTable) -> Table:
-    """Return the table for people: for each measure its mean, the difference to the baseline, the paper's number."""
+def to_text(table: ScoreTable) -> str:
+    """Format for a terminal: for each measure its mean, the difference to the baseline, the paper's number."""
+    marks = {"best": " *", "second": " +", None: ""}
     header, rows = [table.row_name], []
     for row in table.rows:
         is_named = row.is_baseline and row.label != "Baseline"
-        rows.append([Entry(row.label, " (baseline)" if is_named else "")])
+        rows.append([row.label + (" (baseline)" if is_named else "")])
     for number, column in enumerate(table.columns):
         cells = [row.cells[number] for row in table.rows]
         header.append(column.label)
-        for entries, cell in zip(rows, cells, strict=True):
+        for texts, cell in zip(rows, cells, strict=True):
             count = f" ({cell.summary.n})" if cell.summary else ""
-            entries.append(Entry(mean_text(column, cell), count, cell.mark))
+            texts.append(mean_text(column, cell) + count + marks[cell.mark])
         more = [(f"Δ to {table.baseline}", paired_text)] if any(cell.paired for cell in cells) else []
         more += [("paper (ours − paper)", paper_text)] if table.has_paper else []
         for name, text in more:
             header.append(name)
-            for entries, cell in zip(rows, cells, strict=True):
-                entries.append(Entry(text(column, cell)))
-    return Table(table.title, header, rows, [*reading(table), *table.notes])
+            for texts, cell in zip(rows, cells, strict=True):
+                texts.append(text(column, cell))
+    is_marked = any(cell.mark for row in table.rows for cell in row.cells)
+    notes = [*(["* best, + second."] if is_marked else []), *reading(table), *table.notes]
+    below = [line for note in notes for line in wrapped(note, indent="  ")]
+    return "\n".join([*wrapped(table.title), "", *fitted([header, *rows]), "", *below])
 
 
 def to_dict(table: ScoreTable) -> dict[str, Any]:
@@ -355,7 +324,7 @@ def _cell_to_dict(column: Column, cell: Cell) -> dict[str, Any]:
 
     summary, paired, paper = cell.summary, cell.paired, cell.paper
     numbers = {name: scaled(getattr(summary, name, None)) for name in ("mean", "std", "error", "interval")}
-    values: dict[str, Any] = {**numbers, "n": summary.n if summary else 0, "missing_seeds": cell.missing}
+    values: dict[str, Any] = {**numbers, "n": summary.n if summary else 0}
     values |= {"mark": cell.mark, "paired": None, "paper": None}
     if paired is not None:
         difference, interval = scaled(paired.difference), scaled(paired.interval)
@@ -381,7 +350,7 @@ def _csv(tables: Sequence[ScoreTable]) -> str:
 
 #: The formats of `lap report --format`, except the page.
 FORMATS: dict[str, Callable[[Sequence[ScoreTable]], str]] = {
-    "table": lambda tables: "\n\n".join(to_text(as_shown(table)) for table in tables),
+    "table": lambda tables: "\n\n".join(to_text(table) for table in tables),
     "csv": _csv,
     "json": lambda tables: json.dumps([to_dict(table) for table in tables], indent=2),
 }

@@ -11,8 +11,9 @@ from lapcli.analysis.analyze import Analysis, ModelResult
 from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel
 from lapcli.analysis.drawing import STYLE, labels, lines_of
 from lapcli.analysis.measurement import LayerResult, Settings
-from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, ov, sinks, updates
+from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, updates
 from lapcli.analysis.measurements.features import FeatureMap
+from lapcli.analysis.measurements.heads import OV_QUANTITIES, SINK_QUANTITIES
 from lapcli.heads.plan import head_plan
 
 rng = np.random.default_rng(0)
@@ -39,8 +40,8 @@ def made_up(what):
         "simplex": LayerResult({"tokens_shown": 30}, corners, points),
         "pca": LayerResult({"tokens_shown": 30, "variance_share_1": 0.5, "variance_share_2": 0.2}, {}, points),
         "updates": LayerResult({}, heads, words={"operators": ["attention", "gate", "laplacian", "laplacian"]}),
-        "sinks": LayerResult({}, {name: rng.uniform(0, 1, 4) for name in sinks.QUANTITIES}, words=operators),
-        "ov": LayerResult({}, {name: rng.uniform(-1, 1, 4) for name in ov.QUANTITIES}, words=operators),
+        "sinks": LayerResult({}, {name: rng.uniform(0, 1, 4) for name in SINK_QUANTITIES}, words=operators),
+        "ov": LayerResult({}, {name: rng.uniform(-1, 1, 4) for name in OV_QUANTITIES}, words=operators),
         "mixing": LayerResult({}, {"mix_alpha": np.array([np.nan, np.nan, 0.1, -0.2])}, words=operators),
         "features": LayerResult({"pictures": 1}, pictures=[picture]),
     }[what]
@@ -64,21 +65,13 @@ def test_runs_are_labelled_by_their_heads(what):
         assert any(re.match(rf"{heads}L\b", text) for text in shown), shown
 
 
-def test_an_axis_does_not_zoom_into_noise():
-    same = analysis("cossim", layers=(0, 1))
-    same.runs[0].layers[0].values["cosine_similarity"] = 0.4001
-    with mpl.rc_context(STYLE):
-        low, high = MEASUREMENTS["cossim"].draw(same).axes[0].get_ylim()
-    assert high - low >= 0.1 * 0.4
-
-
 @pytest.mark.parametrize("what", ["anova", "collapse"])
 def test_a_single_bar_is_left_to_the_table(what):
     assert MEASUREMENTS[what].draw(analysis(what, heads=(2,), layers=(1,))) is None
     assert MEASUREMENTS["spectrum"].draw(analysis("spectrum", heads=(2,), layers=(1,))).axes[1:] == []
 
 
-@pytest.mark.parametrize("what", ["cossim", "spectrum", "collapse", "anova"])
+@pytest.mark.parametrize("what", ["cossim", "anova"])
 def test_seeds_of_a_recipe_are_one_line_with_error_bars(what):
     several = analysis(what, heads=(0, 0, 2, 2, 2), layers=(0, 1) if what == "cossim" else (1,))
     several.runs = [replace(run, model=replace(run.model, recipe=str(run.plan))) for run in several.runs]
@@ -98,7 +91,7 @@ def test_labels_tell_runs_apart():
     assert labels(analysis("snr", heads=(2, 2)).runs) == ["2L (run0)", "2L (run1)"]
 
 
-@pytest.mark.parametrize("what", ["features", "sinks", "pca", "simplex"])
+@pytest.mark.parametrize("what", ["sinks", "pca"])
 def test_titles_tell_runs_of_one_plan_apart(what):
     with mpl.rc_context(STYLE):
         figure = MEASUREMENTS[what].draw(analysis(what, heads=(2, 2), layers=(1,)))

@@ -1,6 +1,5 @@
 """`lap analyze` on tiny runs of each kind, as a user types it, in this process."""
 
-import csv
 import hashlib
 import io
 import json
@@ -45,8 +44,6 @@ def check_files(folder, what):
     """Whatever a measurement leaves can be read by those who will."""
     told = json.loads((folder / f"{what}.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert told["definition"] == MEASUREMENTS[what].definition
-    rows = list(csv.DictReader(io.StringIO((folder / f"{what}.csv").read_text())))
-    assert {row["run"] for row in rows} == {run["name"] for run in told["runs"]}
     if (folder / f"{what}.png").is_file():  # a single bar is not drawn
         assert min(Image.open(folder / f"{what}.png").size) > 200
     if (folder / f"{what}.svg").is_file():
@@ -115,7 +112,7 @@ def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, mo
 
 @pytest.mark.parametrize(
     "options",
-    [["--limit", "7"], ["--split", "train"], ["--tokens", "class"]],
+    [["--limit", "7"], ["--split", "train"]],
 )
 def test_another_way_to_measure_keeps_the_usual_measurement(options, runs, capsys):
     """And a report reads both, each as what it is."""
@@ -140,7 +137,7 @@ def numbers(capsys, runs, *arguments):
 
 def test_a_stock_timm_model(runs, capsys, tmp_path):
     name = "timm:test_vit"  # timm's own model for tests
-    out = analyzed(capsys, runs, "spectrum", "--model", name, "--init", "--limit", "6", "--out", str(tmp_path))
+    out = analyzed(capsys, runs, "spectrum", name, "--init", "--limit", "6", "--out", str(tmp_path))
     assert "0L, untrained" in out
     told = check_files(tmp_path, "spectrum")
     assert told["runs"][0]["laplacian_heads"][0] == 0
@@ -178,20 +175,13 @@ def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, t
     ("arguments", "named"),
     [
         (["spectrum", "--run", "nothing"], "there is no run nothing"),
-        (["spectrum", "zzz*"], "zzz*"),
         (["spectrum", "--run", "vit_0L", "--run", "gpt_0L"], "one kind"),
         (["collapse", "--run", "gpt_0L"], "does not apply to models of language"),
-        (["simplex", "--run", "dino_2L"], "does not apply to models of self_supervised"),
         (["spectrum", "--run", "vit_0L", "--layer", "7"], "layers 0 to 1"),
-        (["spectrum", "--run", "gpt_0L", "--tokens", "patch"], "--tokens"),
         (["simplex", "--run", "vit_0L", "--classes", "1,2"], "three classes"),
         (["simplex", "--run", "vit_0L", "--classes", "1,2,cat"], "'cat'"),
-        (["features", "--run", "vit_0L", "--image", "nowhere.png"], "nowhere.png"),
-        (["spectrum", "--model", "resnet18"], "timm:NAME"),
-        (["spectrum", "--model", "timm:resnet18", "--init"], "cannot be measured"),
-        (["spectrum", "--model", "timm:vit_tinny"], "timm has no model"),
-        (["spectrum", "--run", "vit_0L", "--checkpoint", "7"], "has no checkpoint '7'"),
-        (["spectrum", "--run", "vit_0L", "--data", "nowhere/at/all"], "nowhere/at/all"),
+        (["spectrum", "timm:resnet18", "--init"], "cannot be measured"),
+        (["spectrum", "timm:vit_tinny"], "timm has no model"),
         (["cossim", "--classes", "3"], "--classes"),  # an option that would do nothing is refused
     ],
 )

@@ -36,13 +36,13 @@ def test_the_list_fits_the_terminal(columns, kept, capsys, monkeypatch):
 
 
 def test_list_and_show_as_data(kept, capsys):
-    listed = json.loads(run_main(capsys, "runs", "list", "quick*", "--json")[1])
+    listed = json.loads(run_main(capsys, "runs", "--json", "list", "quick*")[1])
     assert {run["name"]: run["kind"] for run in listed} == {
         "quickstart": "language_model",
         "quickstart-midtrain": "chat",
         "quickstart-sft": "chat",
     }
-    told = json.loads(run_main(capsys, "runs", "show", "quickstart-sft", "--json")[1])
+    told = json.loads(run_main(capsys, "runs", "--json", "show", "quickstart-sft")[1])
     info = json.loads((kept / "quickstart-sft" / "run.json").read_text())
     assert told["info"]["weights_sha256"] == info["weights_sha256"]
     assert told["started_from"][0] == "quickstart-midtrain"
@@ -52,7 +52,7 @@ def test_list_and_show_as_data(kept, capsys):
 
 
 def test_diff_names_the_keys_that_differ(kept, capsys):
-    code, out, _ = run_main(capsys, "runs", "diff", "quickstart-midtrain", "quickstart-sft", "--json")
+    code, out, _ = run_main(capsys, "runs", "--json", "diff", "quickstart-midtrain", "quickstart-sft")
     assert code == 0
     told = json.loads(out)
     keys = {row["key"]: (row["a"], row["b"]) for row in told["recipe"]}
@@ -67,8 +67,8 @@ def test_diff_names_the_keys_that_differ(kept, capsys):
 
 def test_rename_rm_and_prune(runs, capsys):
     assert run_main(capsys, "runs", "rename", "quickstart-sft", "talker") == (0, f"{runs / 'talker'}\n", "")
-    code, out, _ = run_main(capsys, "runs", "prune", "--dry-run")
-    assert (code, "[20]" in out, "midtrain" in out, "would free" in out) == (0, True, False, True)
+    code, out, err = run_main(capsys, "runs", "prune")  # asks
+    assert (code, "[20]" in out, "midtrain" in out, "--yes" in err) == (2, True, False, True)
     assert (runs / "quickstart/checkpoints/step-000020").is_dir()
     code, out, _ = run_main(capsys, "runs", "prune", "--yes")
     assert (code, "[20]" in out, "freed" in out) == (0, True, True)

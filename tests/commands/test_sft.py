@@ -1,7 +1,6 @@
 """`lap train`, `lap sft`, `lap chat`: the quickstart pair as a user runs it, cut to a few steps."""
 
 import json
-from pathlib import Path
 
 from support import CHAT_CUT as CUT
 from support import ROOT, lap, run_main
@@ -29,25 +28,12 @@ def test_the_stages_are_runs(chat_runs):
 
 def test_a_second_start_finds_them_finished(chat_runs, capsys):
     runs, _ = chat_runs
-    code, out, err = run_main(capsys, "sft", str(ROOT / RECIPE), *CUT, "--runs-dir", str(runs), "--json")
+    code, out, err = run_main(capsys, "sft", str(ROOT / RECIPE), *CUT, "--runs-dir", str(runs))
     assert code == 0, err
-    assert [Path(run["run"]).name for run in json.loads(out)] == ["quickstart-midtrain", "quickstart-sft"]
+    assert out.count(" is finished: ") == 2
     code, _, err = run_main(capsys, "sft", str(ROOT / RECIPE), "--runs-dir", str(runs))
     assert code == 2
     assert "train.steps" in err
-
-
-def test_chat_answers_a_prompt(chat_runs, capsys, monkeypatch):
-    runs, _ = chat_runs
-    monkeypatch.setenv("LAP_RUNS", str(runs))
-    command = ["chat", "--prompt", "Spell this word: cat", "--max-tokens", "12"]
-    code, out, err = run_main(capsys, *command)
-    assert code == 0, err
-    assert out.strip()
-    assert f"quickstart-sft, weights sha256 {info(runs, 'quickstart-sft')['weights_sha256'][:16]}" in err
-    assert run_main(capsys, *command) == (0, out, err)
-    greedy = run_main(capsys, *command, "--temperature", "0")[1]
-    assert greedy == run_main(capsys, *command, "--temperature", "0")[1]
 
 
 def test_chat_reads_questions(chat_runs, shared_cache):
@@ -56,18 +42,26 @@ def test_chat_reads_questions(chat_runs, shared_cache):
     result = lap("chat", "--runs-dir", str(runs), "--max-tokens", "5", asked=asked)
     assert result.returncode == 0, result.stderr
     assert "(forgotten)" in result.stderr
+    weights = info(runs, "quickstart-sft")["weights_sha256"]
+    assert f"quickstart-sft, weights sha256 {weights[:16]}" in result.stderr
 
 
 def test_the_counts_before_anything_starts(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     code, out, _ = run_main(capsys, "sft", "recipes/chat561m.yaml", "--dry-run")
     assert code == 0
-    for number in ("460,341", "99,842", "7,473", "2 x 1,000", "200,000", "80,000", "849,656", "22,443", "steps: 700"):
+    for number in (
+        "460,341",
+        "99,842",
+        "7,473",
+        "2 x 1,000",
+        "200,000",
+        "80,000",
+        "849,656",
+        "22,443",
+        "steps: 700",
+    ):
         assert number in out
-    code, out, _ = run_main(capsys, "sft", "recipes/chat561m.yaml", "--dry-run", "--json")
-    counts = json.loads(out)
-    assert (counts["midtrain"]["rows"], counts["sft"]["rows"], counts["sft"]["steps"]) == (849_656, 22_443, 700)
-    assert counts["midtrain"]["validation_rows"] == 29_849
 
 
 def test_fetch_names_every_data_set(capsys, monkeypatch):

@@ -16,11 +16,3 @@ def test_the_suggested_baseline_has_plain_heads_alone(tmp_path, capsys, heads):
     assert code == 0, err
     words = next(shlex.split(line) for line in out.splitlines() if line.startswith("  lap train "))
     assert load_recipe(words[2], [words[words.index("--set") + 1]]).model.head_plan().counts() == {}
-
-
-def test_a_run_of_plain_heads_is_its_own_baseline(tmp_path, capsys):
-    recipe = write_recipe(tmp_path, train={"steps": 1}, model={"laplacian_heads": 0})
-    code, out, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(tmp_path / "runs"))
-    assert code == 0, err
-    assert "lap analyze all tiny" in out
-    assert "lap train" not in out

@@ -4,13 +4,11 @@ import json
 import os
 import pty
 import sys
-import threading
-import time
 
 import pytest
 from support import ROOT, run_main, start_process, tiny_recipe
 
-from lapcli.catalogue.watching import plot_curves, read_watched_run
+from lapcli.catalogue import plot_curves, read_watched_run
 from lapcli.runs import open_run, unlock
 
 
@@ -31,18 +29,17 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("columns", [60, 120])
-def test_curves_go_where_the_numbers_go(columns, runs):
+def test_curves_go_where_the_numbers_go(runs):
     """The letter of a falling loss moves down from left to right, that of a rising one up."""
     drawn = plot_curves(
-        [read_watched_run(runs / "falls", "loss"), read_watched_run(runs / "rises", "loss")], "loss", columns, 16
+        [read_watched_run(runs / "falls", "loss"), read_watched_run(runs / "rises", "loss")], "loss", 60, 16
     ).splitlines()
-    assert max(map(len, drawn)) <= columns
+    assert max(map(len, drawn)) <= 60
     for letter, sign in (("a", 1), ("b", -1)):
         # Inside the frame; a point that both runs share shows the letter of one.
         places = [(x, y) for y, row in enumerate(drawn) if "│" in row for x, c in enumerate(row) if c == letter]
         left, right = min(places), max(places)
-        assert right[0] - left[0] > columns / 2
+        assert right[0] - left[0] > 60 / 2
         assert sign * (right[1] - left[1]) > 5
 
 
@@ -50,29 +47,8 @@ def test_a_line_for_each_change_without_a_terminal(runs, capsys):
     code, out, _ = run_main(capsys, "runs", "watch", "falls", "rises")
     assert (code, len(out.splitlines())) == (0, 2)
     assert out.splitlines()[0].startswith("falls  step 20/20  loss 1")
-    rows = [json.loads(line) for line in run_main(capsys, "runs", "watch", "*", "--json")[1].splitlines()]
+    rows = [json.loads(line) for line in run_main(capsys, "runs", "--json", "watch", "*")[1].splitlines()]
     assert {row["run"]: row["loss"] for row in rows} == {"falls": 1.0, "rises": 19.0}
-
-
-def test_it_goes_on_while_a_run_is_being_trained(runs, capsys, monkeypatch):
-    monkeypatch.setattr("lapcli.commands.runs._UPDATE", 0.1)
-    run = open_run(runs, "going", tiny_recipe(runs / "text.txt"))
-    run.metrics.write_text('{"step": 1, "loss": 3.0}\n')
-
-    def train():
-        time.sleep(1)  # it is seen at its first step before; if it is not, one line is missing and nothing else
-        run.metrics.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
-        run.update(status="interrupted", step=2)
-        unlock(run)
-
-    trainer = threading.Thread(target=train)
-    trainer.start()
-    code, out, _ = run_main(capsys, "runs", "watch")  # without a name: the one that is being trained
-    trainer.join()
-    assert code == 0
-    assert all(line.startswith("going  step ") for line in out.splitlines())
-    assert out.splitlines()[-1].endswith("interrupted")
-    assert "loss 2" in out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from probe_support import Pixels, alone
 from sklearn.neighbors import KNeighborsClassifier
 
 from lapcli.data.images.sources import open_images
-from lapcli.evaluation.image_probes import limited, measure_knn, measure_linear
-from lapcli.evaluation.settings import KnnProtocol, LinearProtocol, read_settings
+from lapcli.evaluation.image_tasks import measure_knn, measure_linear
+from lapcli.evaluation.tasks import KnnProtocol, LinearProtocol, read_settings
 from lapcli.recipe.reading import RecipeError
-from lapcli.runtime.errors import UsageError
 
 QUICK = LinearProtocol(steps=40, batch=64, scale=None, flip=0.0, crop_ratio=1.0, rates=[1e-4, 0.5, 2.0])
 
@@ -36,16 +35,6 @@ def test_knn_is_scikit_learns_on_the_pixels(digits):
         assert score.value == pytest.approx(oracle.score(validation, digits.validation.labels), abs=1e-9)
         assert score.count == 359
         assert score.interval[0] < score.value < score.interval[1]
-
-
-def test_more_neighbours_than_images_are_left_out_and_said(digits):
-    few = limited(digits, 30)
-    scores = measure_knn(Pixels(), few, KnnProtocol(crop_ratio=1.0), alone())
-    assert [score.task for score in scores] == ["knn10", "knn20"]
-    assert "100, 200" in scores[0].note
-    assert scores[0].details["training_images"] == 30
-    with pytest.raises(UsageError, match=r"fewer than any of knn\.neighbours"):
-        measure_knn(Pixels(), few, KnnProtocol(neighbours=[31]), alone())
 
 
 def test_linear_finds_the_best_rate_on_the_validation_images(digits):

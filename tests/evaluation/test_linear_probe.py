@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lapcli.evaluation.image_probes import LinearProbes
+from lapcli.evaluation.image_tasks import LinearProbes
 
 RATES = [1e-3, 0.02, 0.1, 1.0]
 STEPS, BATCH, WIDTH, CLASSES = 30, 16, 12, 5

@@ -11,9 +11,8 @@ from scene_support import write_scenes
 from sklearn.metrics import confusion_matrix as sklearns
 from sklearn.metrics import jaccard_score
 
-from lapcli.evaluation.ade20k import CLASSES, IGNORED, open_ade20k
+from lapcli.evaluation.ade20k import IGNORED, open_ade20k
 from lapcli.evaluation.segmentation import (
-    LinearHead,
     Segmentation,
     classes_at,
     confusion_matrix,
@@ -21,7 +20,7 @@ from lapcli.evaluation.segmentation import (
     mean_iou,
     slide,
 )
-from lapcli.evaluation.settings import Ade20kProtocol
+from lapcli.evaluation.tasks import Ade20kProtocol
 
 SMALL = Ade20kProtocol(window=16, batch=4, steps=40, lr=0.05, scale=[1.0, 1.0], validate_every=20)
 
@@ -78,26 +77,6 @@ def test_a_step_is_plain_autograds(data):
         assert torch.allclose(ours.float(), theirs.float(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_head_starts_as_the_protocol_says_and_drops_whole_channels():
-    head = LinearHead(400, CLASSES, 0.1, seed=0)
-    assert head.classify.weight.std().item() == pytest.approx(0.01, rel=0.02)
-    assert not head.classify.bias.any()
-    features = torch.ones(8, 400, 2, 2)
-    seen = []
-    head.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    head.train()(features, step=5)
-    head(features, step=5)
-    head(features, step=6)
-    head.eval()(features, step=5)
-    first, again, other, evaluated = seen
-    assert torch.equal(first, again)  # a function of the step, so the same on every process
-    assert not torch.equal(first, other)
-    assert torch.equal(evaluated, features)
-    assert torch.equal(first, first[:, :, :1, :1].expand_as(first))
-    assert first.unique().tolist() == pytest.approx([0.0, 1 / 0.9])
-    assert (first == 0).float().mean().item() == pytest.approx(0.1, abs=0.02)
-
-
 def test_a_class_that_is_only_predicted_counts_as_missed():
     """Three pixels of class 0, one taken for class 1: IoU 2/3 and 0/1."""
     confusion = confusion_matrix(torch.tensor([0, 0, 0, 255]), torch.tensor([0, 0, 1, 2]), 3, IGNORED)
@@ -105,7 +84,7 @@ def test_a_class_that_is_only_predicted_counts_as_missed():
     assert mean_iou(confusion) == pytest.approx((2 / 3 + 0) / 2)
 
 
-@pytest.mark.parametrize("seed", range(0, 20, 4))
+@pytest.mark.parametrize("seed", [0, 8, 16])
 def test_scikit_learn_agrees(seed):
     """From a few pixels, of which some classes are absent, to many."""
     generator = np.random.default_rng(seed)

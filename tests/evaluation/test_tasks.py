@@ -35,13 +35,10 @@ def test_tasks_by_what_a_model_gives(objective, default, last):
     ("objective", "name", "named"),
     [
         ("classification", "top3", "top1"),
-        ("classification", "mmlu", "mmlu"),
         ("self_supervised", "top1", "linear"),
-        ("language_model", "top1", "bpb"),
         ("language_model", "gsm8", "gsm8k?"),
         ("language_model", "hellaswagg", "hellaswag?"),
         ("language_model", "", "''"),
-        ("language_model", "doc_to_text", "doc_to_text"),  # a word of lm-eval's files
     ],
 )
 def test_others_are_refused_with_the_nearest_name(objective, name, named):
@@ -51,22 +48,13 @@ def test_others_are_refused_with_the_nearest_name(objective, name, named):
     assert "\n" not in str(error.value)
 
 
-def test_names_of_lm_eval_are_its_tasks_and_groups():
-    names = "hellaswag,mmlu_stem,acp_bench,leaderboard_bbh_boolean_expressions"
-    assert chosen_tasks("language_model", names) == names.split(",")
-
-
 @pytest.mark.parametrize(
     ("objective", "tasks", "options", "named"),
     [
         ("chat", "gsm8k", {"set": ["sampling.temperature=0"]}, "sampling.samples=1"),
         ("chat", "gsm8k", {"protocol": "harness", "set": ["sampling.samples=3"]}, "sampling.samples"),
         ("chat", "hellaswag", {}, "--protocol harness"),
-        ("chat", "bpb", {}, "--data"),
-        ("chat", "gsm8k", {"set": ["linear.steps=3"]}, "--set"),
         ("language_model", "arc_easy", {"protocol": "paper"}, "--protocol harness"),
-        ("language_model", "spelling", {}, "lap sft"),
-        ("images", "top1", {"set": ["sampling.samples=3"]}, "sampling"),
         ("images", "top1", {"seed": 3}, "--seed"),
         ("images", "knn", {"set": ["linear.steps=3"]}, "linear"),
         ("images", "knn", {"set": ["knn.neighbors=[1]"]}, "neighbours"),
@@ -99,9 +87,7 @@ for words in commands:
 """
     wrong = [
         "--run language_model --tasks top1",
-        "--run language_model --tasks spelling",
         "--run language_model --protocol paper",
-        "--run images --seed 3",
         "--run images --tasks knn --set knn.neighbors=[1]",
     ]
     result = run_process(

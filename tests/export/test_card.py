@@ -1,6 +1,6 @@
 """The model card: what hubs read from it, and what a person must not overlook."""
 
-from export_support import dino_run, gpt_run, vit_run
+from export_support import gpt_run, vit_run
 from huggingface_hub import ModelCard
 
 from lapcli.export.export import export_run
@@ -48,9 +48,3 @@ def test_what_the_run_was_trained_with(tmp_path):
     for part in ("e" * 64, find_checkpoint(run, "last").weights_sha256, "1 x cpu", "1.00 hours", "torch"):
         assert part in card.text
     assert str(tmp_path) not in card.text  # where somebody keeps data is nobody's business
-
-
-def test_every_kind_has_one(tmp_path):
-    assert card_of(dino_run(tmp_path), "timm").data.pipeline_tag == "image-feature-extraction"
-    chat = card_of(gpt_run(tmp_path), "hf")
-    assert chat.data.tags == ["laplacian-heads", "custom_code"]

@@ -12,8 +12,8 @@ from support import run_main
 
 from lapcli.export import export as exporting
 from lapcli.export.export import export_run
-from lapcli.export.weights import WEIGHTS
-from lapcli.runtime.errors import DataError, UsageError
+from lapcli.export.formats import WEIGHTS
+from lapcli.runtime.errors import UsageError
 from lapcli.runtime.files import read_json
 
 pytestmark = pytest.mark.slow  # each export is verified in a process of its own
@@ -27,7 +27,7 @@ def test_verified_by_the_command(tmp_path, capsys):
     assert code == 0, err
     record = read_json(tmp_path / "gpt" / "export" / "hf" / "lap.json", "export it again")
     assert record["verified"] is True
-    assert {"logits", "logits of a padded batch", "greedy, padded batch", "chat template"} <= set(record["differences"])
+    assert {"logits", "logits of a padded batch", "chat template"} <= set(record["differences"])
     assert max(record["differences"].values()) < 1e-4
     assert record["laplacian_heads"] == [0, 3]
     vit_run(tmp_path)
@@ -83,7 +83,7 @@ def test_the_checkpoint_that_is_asked_for(tmp_path, capsys):
     saved = checkpoint.save(run.checkpoints, 2, later, {"x": torch.zeros(1)}, plan, {}, keep=2)
     run.update(step=2, weights_sha256=saved.weights_sha256)
     write_summary(run, {"best_step": 1, "best": {"validation_top1": 0.5}})
-    for asked, step, expected in ((None, 2, later), ("last", 2, later), ("best", 1, first), ("1", 1, first)):
+    for asked, step, expected in ((None, 2, later), ("best", 1, first)):
         options = [] if asked is None else ["--checkpoint", asked]
         folder = tmp_path / f"out-{asked}"
         command = ["export", "--run", "vit", "--to", "safetensors", *options, "--out", str(folder), "--no-verify"]
@@ -96,33 +96,12 @@ def test_the_checkpoint_that_is_asked_for(tmp_path, capsys):
         assert all(torch.equal(written[name], expected[name]) for name in expected)
 
 
-def test_bf16_halves_the_weights_and_float16_may_not_hold_them(tmp_path, capsys):
-    run = gpt_run(tmp_path)
-    small = export_run(run, "safetensors", out=tmp_path / "small", dtype="bf16", verified=False)
-    whole = export_run(run, "safetensors", verified=False)
-    assert {tensor.dtype for tensor in load_file(small.folder / WEIGHTS).values()} == {torch.bfloat16}
-    sizes = [(each.folder / WEIGHTS).stat().st_size for each in (small, whole)]
-    assert sizes[0] < 0.6 * sizes[1]
-
-    tensors = load_file(run.checkpoints / "step-000001" / "model.safetensors")
-    tensors["head.weight"][0, 0] = 70_000.0
-    from lapcli import checkpoint
-
-    checkpoint.save(run.checkpoints, 2, tensors, {"x": torch.zeros(1)}, {"laplacian_heads": "1"}, {}, keep=2)
-    options = ["--checkpoint", "2", "--dtype", "float16", "--out", str(tmp_path / "half"), "--runs-dir", str(tmp_path)]
-    code, _, err = run_main(capsys, "export", "--run", "gpt", "--to", "safetensors", *options)
-    assert code == 2
-    assert "head.weight has values up to 7e+04, which float16 cannot hold" in err
-    assert not list(tmp_path.glob("*half*"))
-
-
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, capsys):
     gpt, vit = gpt_run(tmp_path), vit_run(tmp_path)
     (tmp_path / "taken").mkdir()
     cases = {
         "vit --to hf": "timm or safetensors",
         "gpt --to gguf": "gguf",
-        "gpt --to hf --dtype int8": "int8",
         f"gpt --to hf --out {tmp_path}/taken": "taken",
         f"gpt --to hf --out {tmp_path}/no/where": str(tmp_path / "no"),
         "gpt --to hf --checkpoint 7": "1",
@@ -142,15 +121,3 @@ def test_heads_that_a_format_cannot_express_are_refused(tmp_path):
     assert not (run.path / "export").exists()
     written = export_run(run, "safetensors", verified=False)
     assert "exclusive" in written.record["operators"]
-
-
-def test_a_damaged_run_is_named(tmp_path):
-    run = gpt_run(tmp_path)
-    path = run.checkpoints / "step-000001" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match="damaged checkpoint"):
-        export_run(run, "safetensors", verified=False)
-    (run.path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UsageError):
-        export_run(run, "hf", verified=False)
-    assert not (run.path / "export").exists()

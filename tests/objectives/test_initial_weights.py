@@ -213,7 +213,8 @@ def test_a_classifier_from_the_best_of_its_checkpoints(tmp_path):
 
 def test_the_recipe_for_fine_tuning_trains_a_stock_vit(tmp_path, shared_cache):
     stock_vit(tmp_path / "w.safetensors")
-    arguments = ["--init-from", "timm:vit_tiny_patch16_224", "--weights", str(tmp_path / "w.safetensors")]
+    file = f"train.init_from.weights={tmp_path / 'w.safetensors'}"
+    arguments = ["--init-from", "timm:vit_tiny_patch16_224", "--set", file]
     cut = ["--set", "train.steps=1", "--set", "train.batch=8", "--set", "train.micro_batch=8"]
     cut += ["--set", "schedule.warmup_epochs=0", "--set", "validation.batch=64"]
     result = lap(

@@ -56,12 +56,6 @@ def test_the_numbers_are_the_papers(test_data):
     assert tuple(map(float, components.groups())) == tuple(value for value, _ in paper.COMPONENTS.values())
 
 
-def test_the_papers_averages_are_means_of_its_columns():
-    for heads, (average, _) in paper.LANGUAGE_AVERAGE.items():
-        mean = sum(numbers[heads][0] for numbers in paper.LANGUAGE.values()) / 5
-        assert mean == pytest.approx(average, abs=0.0051)
-
-
 def test_table1_takes_the_drop_path_with_the_best_baseline(paper_grids):
     (table,) = paper_tables("table1", paper_grids)
     assert [row.label for row in table.rows] == ["Baseline", *(f"{k} Laplacians" for k in (3, 6, 9, 11, 12))]
@@ -81,7 +75,6 @@ def test_table1_takes_the_drop_path_with_the_best_baseline(paper_grids):
 def test_table2_has_random_average_and_standard_errors(paper_grids):
     table, components = paper_tables("table2", paper_grids)
     assert [cell.paper[0] for cell in table.rows[0].cells[:5]] == [25.0, 25.0, 25.0, 0.0, 0.0]
-    assert not [gap for gap in table.gaps() if "Random" in gap]
     for row, heads in zip(table.rows[1:], paper.LANGUAGE_AVERAGE, strict=True):
         for cell, numbers in zip(row.cells, paper.LANGUAGE.values(), strict=False):
             assert cell.summary.mean * 100 == pytest.approx(numbers[heads][0])

@@ -1,27 +1,29 @@
-"""The measurements of `lap analyze` by name, one file for each. torch is not imported, so that `--help` is quick."""
+"""The measurements of `lap analyze` by name. torch is not imported, so that `--help` is quick."""
 
 from collections.abc import Sequence
-from importlib import import_module
-from pkgutil import iter_modules
 
 from lapcli.analysis.measurement import Measurement
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.plugins import Registry
 
-
-def _built_in() -> dict[str, str]:
-    """Find every measurement that is defined in a file of this folder, sorted by `order`."""
-    declared: list[type[Measurement]] = []
-    for module in iter_modules(__path__, f"{__name__}."):
-        values = vars(import_module(module.name)).values()
-        classes = [value for value in values if isinstance(value, type) and issubclass(value, Measurement)]
-        # Files also import the base class, and may import each other's measurements.
-        declared += [value for value in classes if value.__module__ == module.name]
-    declared.sort(key=lambda measurement: (measurement.order, measurement.name))
-    return {measurement.name: f"{measurement.__module__}:{measurement.__name__}" for measurement in declared}
-
-
-MEASUREMENTS: Registry[type[Measurement]] = Registry("analysis", _built_in())
+_PLACE = "lapcli.analysis.measurements"
+MEASUREMENTS: Registry[type[Measurement]] = Registry(
+    "analysis",
+    {
+        "spectrum": f"{_PLACE}.spectrum:Spectrum",
+        "anova": f"{_PLACE}.anova:Anova",
+        "cossim": f"{_PLACE}.similarity:CosineSimilarity",
+        "snr": f"{_PLACE}.similarity:SignalToNoise",
+        "collapse": f"{_PLACE}.collapse:Collapse",
+        "simplex": f"{_PLACE}.scatter:Simplex",
+        "pca": f"{_PLACE}.scatter:PrincipalComponents",
+        "updates": f"{_PLACE}.updates:HeadUpdates",
+        "features": f"{_PLACE}.features:Features",
+        "sinks": f"{_PLACE}.heads:Sinks",
+        "mixing": f"{_PLACE}.heads:OperatorMixing",
+        "ov": f"{_PLACE}.heads:Ov",
+    },
+)
 
 
 def measurements_for(gives: frozenset[str]) -> list[str]:

@@ -41,7 +41,6 @@ PARTS = {
 
 class Anova(Measurement):
     name = "anova"
-    help = "Fractions of the variance: within sequence, within class, between classes."
     definition = (
         "Variance of the tokens about the mean of their sequence (images only), of sequence means about the mean of "
         "their class, and of class means about their mean, as shares of the sum. In language models a token is an "
@@ -55,7 +54,6 @@ class Anova(Measurement):
         "classes_left_out": "left out",
     }
     counts = frozenset({"classes", "classes_left_out", "examples"})
-    order = 2
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
         by_token = self.model.examples.by_token

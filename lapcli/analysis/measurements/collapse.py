@@ -52,7 +52,6 @@ NC2_VECTORS = {
 
 class Collapse(Measurement):
     name = "collapse"
-    help = "Neural collapse, NC1 to NC4."
     definition = (
         "Class means average all tokens of all examples of a class; M' are the means minus their mean, W the rows of "
         "the classifier, C classes, an example's feature h is the mean of its tokens. NC1 = tr(S_W S_B^+), S_W the "
@@ -74,7 +73,6 @@ class Collapse(Measurement):
         "nc4": "nc4",
     }
     counts = frozenset({"classes", "examples"})
-    order = 5
 
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         super().__init__(model, settings)

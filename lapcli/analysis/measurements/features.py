@@ -37,7 +37,6 @@ class Features(Measurement):
     """Runs the model on a few images after the shared pass, one by one because their sizes may differ."""
 
     name = "features"
-    help = "Top three components of an image's patches as colours."
     definition = (
         "Patch tokens of one image, minus their mean, on their top three principal components, each divided by its "
         "deviation; sigmoid(2 z) is red, green and blue. The largest entry of a component is positive."
@@ -51,7 +50,6 @@ class Features(Measurement):
         **{f"variance_share_{number}": f"share {number}" for number in (1, 2, 3)},
     }
     counts = frozenset({"pictures", "patches"})
-    order = 9
 
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         super().__init__(model, settings)

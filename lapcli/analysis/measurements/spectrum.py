@@ -31,14 +31,12 @@ ALPHAS = (0.9, 0.99, 0.999)
 
 class Spectrum(Measurement):
     name = "spectrum"
-    help = "Eigenvalues of the centred tokens of a sequence, and k_alpha."
     definition = (
         "Eigenvalues of X~^T X~ in each sequence, X~ its tokens minus their mean: mean and standard deviation by rank "
         "over sequences. k_alpha: the fewest leading eigenvalues that reach the share alpha of their sum, averaged "
         "over sequences."
     )
     columns: ClassVar = {**{f"k_{alpha}": f"k {alpha}" for alpha in ALPHAS}, "variance": "variance"}
-    order = 1
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
         by_rank, components = StreamingMoments(), StreamingMoments()

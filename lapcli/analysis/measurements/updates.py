@@ -37,20 +37,17 @@ QUANTITIES = {
 
 class HeadUpdates(Measurement):
     name = "updates"
-    help = "What each head adds: along the mean, towards it, and the variance."
     definition = (
         "A head adds u_t to token x_t of the residual stream; m_t is the mean of the tokens weighted by its attention. "
         "Cosine of u_t with m_t and with m_t - x_t, averaged over tokens; variance_change: what adding u_t alone does "
         "to the variance within the sequence, as a share of it."
     )
-    options = ("layer",)
     default_layers = "all"
     columns: ClassVar = {
         f"{kind}_{name}": f"{short} {heading}"
         for name, (heading, _) in QUANTITIES.items()
         for kind, short in (("attention", "A"), ("laplacian", "L"), ("other", "O"))
     }
-    order = 8
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
         operators = self.model.plan.operator_names(layer)

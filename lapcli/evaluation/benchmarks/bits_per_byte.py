@@ -15,7 +15,7 @@ from lapcli.data.files import read_documents
 from lapcli.data.sources import local_files
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.data.text.tokens import prepare_text
-from lapcli.evaluation.benchmarks.benchmark import Benchmark, Document, Documents, PreparedTask, task_definition
+from lapcli.evaluation.benchmarks import Benchmark, Document, Documents, PreparedTask, task_definition
 from lapcli.measures.tokens import bits_per_byte
 from lapcli.recipe.schema import HELD_OUT_TEXT
 from lapcli.runs import TOKENIZER, Run

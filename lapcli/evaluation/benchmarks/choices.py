@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lapcli.data.chat.conversation import Malformed, multiple_choice_question, read_choices
-from lapcli.evaluation.benchmarks.benchmark import (
+from lapcli.evaluation.benchmarks import (
     Benchmark,
     Document,
     Documents,
@@ -93,7 +93,7 @@ class Mmlu(Choices):
         from lm_eval.api.group import Group
         from lm_eval.config.group import GroupConfig
 
-        from lapcli.evaluation.harness.lm_eval_tasks import DEFINITIONS, read_definition, task_over
+        from lapcli.evaluation.language_tasks import DEFINITIONS, read_definition, task_over
 
         splits = {split: self.documents(split, request.data) for split in self.lm_eval_splits}
         by_subject: dict[str, dict[str, Documents]] = {}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lapcli.evaluation.benchmarks.benchmark import (
+from lapcli.evaluation.benchmarks import (
     Benchmark,
     Document,
     PreparedTask,
@@ -13,8 +13,8 @@ from lapcli.evaluation.benchmarks.benchmark import (
     sampled_definition,
     texts_of,
 )
-from lapcli.evaluation.harness.journal import Journal, line_key
-from lapcli.evaluation.settings import Sampling
+from lapcli.evaluation.journal import Journal, line_key
+from lapcli.evaluation.tasks import Sampling
 from lapcli.runtime.environment import usable_cores
 from lapcli.runtime.progress import Progress
 from lapcli.sandbox import Candidate, Mode, choose_mode, run_all

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lapcli.data.chat.conversation import Malformed
 from lapcli.data.chat.generated import builtin_words, spelling_bee
 from lapcli.data.text.builtin import builtin_text
-from lapcli.evaluation.benchmarks.benchmark import (
+from lapcli.evaluation.benchmarks import (
     Benchmark,
     Document,
     Documents,
@@ -20,7 +20,7 @@ from lapcli.evaluation.benchmarks.benchmark import (
     sampled_definition,
     texts_of,
 )
-from lapcli.evaluation.settings import Sampling, Settings
+from lapcli.evaluation.tasks import Sampling, Settings
 from lapcli.recipe.schema import CHAT, LANGUAGE
 from lapcli.runtime.files import sha256_of_file
 

@@ -45,7 +45,7 @@ def by_loops(x_BTD, labels_B):
     }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12))
 def test_images_are_as_by_the_papers_formulas_and_parts_sum_to_the_total(seed, batch):
     x, labels = images(seed)
@@ -54,16 +54,6 @@ def test_images_are_as_by_the_papers_formulas_and_parts_sum_to_the_total(seed, b
         assert found[name] == pytest.approx(value, rel=1e-10)
     assert sum(found[name] for name in IMAGE_PARTS) == pytest.approx(expected["total"], rel=1e-12)
     assert sum(found[f"{name}_share"] for name in IMAGE_PARTS) == pytest.approx(1)
-
-
-def test_rotation_shift_scale_and_order_leave_the_shares():
-    x, labels = images(3)
-    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
-    order = np.random.default_rng(2).permutation(len(x))
-    one, other = measured(x, labels), measured((7 * x @ rotation + 2)[order], labels[order], 3)
-    for name in IMAGE_PARTS:
-        assert one.values[f"{name}_share"] == pytest.approx(other.values[f"{name}_share"])
-        assert other.values[name] == pytest.approx(49 * one.values[name])
 
 
 def test_a_token_is_an_example_of_its_next_token_and_rare_ones_are_left_out():

@@ -6,7 +6,7 @@ import torch
 from analysis_support import of_tokens
 from sklearn.metrics.pairwise import cosine_similarity as pairwise
 
-from lapcli.analysis.measurements.cossim import CosineSimilarity
+from lapcli.analysis.measurements.similarity import CosineSimilarity
 
 
 @pytest.mark.parametrize("batch", [1, 2, 100])

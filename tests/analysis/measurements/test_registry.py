@@ -12,7 +12,7 @@ def test_help_and_wrong_usage_are_answered_without_torch(tmp_path):
         ["analyze", "spectrun"],
         ["analyze", "spectrum", "--run", "nobody"],
         ["analyze", "cossim", "--classes", "3"],
-        ["analyze", "features", "--model", "timm:test_vit", "--image", "nowhere.png"],
+        ["analyze", "features", "timm:test_vit", "--image", "nowhere.png"],
     ]
     code = f"""
 import sys

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lapcli.analysis.measurements.simplex import CORNERS, on_simplex, simplex_map
+from lapcli.analysis.measurements.scatter import CORNERS, on_simplex, simplex_map
 
 
 def test_the_corners_are_an_equilateral_triangle():

@@ -43,7 +43,7 @@ def test_a_planted_signal_gives_its_k(tall):
     np.testing.assert_allclose(found.series["eigenvalue_mean"][:4], [90, 9, 0.9, 0.1], rtol=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.tuples(st.integers(1, 5), st.integers(2, 9), st.integers(1, 9)),

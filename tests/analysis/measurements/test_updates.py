@@ -11,11 +11,8 @@ from lapcli.measures.capture import Batch, Capture, HeadInputs, anatomy_of
 from lapcli.measures.tokens import StreamingMoments
 
 MODELS = {
-    "gpt 0": lambda: gpt(0),
     "gpt 2": lambda: gpt(2),
-    "gpt 4": lambda: gpt(4),
     "gpt grouped": lambda: gpt([1, 3], kv_heads=2),
-    "vit 0": lambda: vit(0),
     "vit 2": lambda: vit(2),
     "eva rope": lambda: vit(3, "vit_small_patch16_dinov3", init_values=0.5),
     "self-supervised": lambda: dino(1),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lapcli.evaluation.benchmarks.benchmark import pass_at
+from lapcli.evaluation.benchmarks import pass_at
 from lapcli.evaluation.benchmarks.humaneval import answered_program
 from lapcli.evaluation.benchmarks.numbers import final_number
 
@@ -22,11 +22,9 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one(passed, data):
     [
         ("so it is 5.\n#### 1,234", "1234"),
         ("#### -7 and #### 8", "-7"),  # the first one counts
-        ("#### 42, as asked", "42"),
         ("#### 42.", "42."),  # which is not the reference's 42
         ("####42", None),
         ("#### $42", None),
-        ("ten", None),
     ],
 )
 def test_the_number_after_the_marks(text, number):
@@ -43,7 +41,6 @@ AREA = "def area(r):\n    return math.pi * r * r\n"
     [
         f"Here it is:\n```python\n{AREA}```\nand\n```\nno\n```",
         f"```\n{AREA}```",
-        f"\n{AREA}",
         f"It's as follows: ```python\n{AREA}```",
     ],
 )
@@ -59,13 +56,11 @@ def test_a_program_is_the_first_block_with_the_imports_of_the_prompt(answer):
 @pytest.mark.parametrize(
     "answer",
     [
-        "",
         "I cannot do it.",
         "```python\ndef area(r):\n    return 0\n```\n```python\ndef area(r):\n    return math.pi * r * r\n```",
         "    return math.pi * r * r\n",
         # nanochat does not find these blocks, and runs the whole answer.
         f"```Python\n{AREA}```",
-        f"```python\n{AREA}",
         f"```bash\npip install nothing\n```\nand\n```python\n{AREA}```",
     ],
 )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 class Spread(Measurement):
     name = "spread"
-    help = "Distance of the tokens from their mean, by layer."
     definition = "Mean squared distance of the tokens of a sequence from their mean over their mean squared length."
     default_layers = "all"
     columns: ClassVar = {"spread": "spread"}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lapcli.data.sources import DocumentSource
-from lapcli.evaluation.benchmarks.benchmark import Benchmark, Document, Documents, letters_definition
+from lapcli.evaluation.benchmarks import Benchmark, Document, Documents, letters_definition
 
 QUESTIONS = [(a, b) for a in range(10) for b in range(10)]
 

@@ -23,8 +23,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lapcli.data.chat.conversation import Malformed, conversation, render_prompt
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, Tokenizer
-from lapcli.evaluation.harness.journal import Journal, line_key
-from lapcli.evaluation.harness.likelihood import Question, score
+from lapcli.evaluation.journal import Journal, line_key
+from lapcli.evaluation.likelihood import Question, score
 from lapcli.generation.engine import Engine, Event, Sampling
 from lapcli.models.gpt import GPT
 from lapcli.runtime.errors import DataError, LapError, UsageError

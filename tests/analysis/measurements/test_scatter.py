@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from lapcli.analysis.token_samples import TokenSample
+from lapcli.analysis.measurements.scatter import TokenSample
 
 
 def test_a_sample_does_not_depend_on_batches_and_keeps_to_its_classes():

@@ -11,12 +11,12 @@ from lm_eval.api.instance import Instance
 
 from lapcli.data.chat.conversation import multiple_choice, question_and_answer, read_choices, render_prompt
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.evaluation.benchmarks.benchmark import Documents, sampled_definition
+from lapcli.evaluation.adapter import LapLM, Prompt, Workers, chat_prompt
+from lapcli.evaluation.benchmarks import Documents, sampled_definition
 from lapcli.evaluation.benchmarks.choices import ARC_EASY
 from lapcli.evaluation.benchmarks.numbers import compare_numbers
-from lapcli.evaluation.harness.adapter import LapLM, Prompt, Workers, chat_prompt
-from lapcli.evaluation.harness.lm_eval_tasks import task_over
-from lapcli.evaluation.settings import Sampling as Settings
+from lapcli.evaluation.language_tasks import task_over
+from lapcli.evaluation.tasks import Sampling as Settings
 from lapcli.generation.engine import Engine, Sampling
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.ranks import World
@@ -135,14 +135,3 @@ def test_stops_end_an_answer_and_are_no_part_of_it():
     lm = alone(model, tokenizer)
     assert lm.generate_until(generation("water", max_gen_toks=30, until=[stop])) == [text.split(stop)[0]]
     assert lm.generate_until(generation("water", max_gen_toks=30, until=[])) == [text]
-
-
-def test_ten_samples_differ_from_the_first_token_on_and_do_not_depend_on_the_batch():
-    tokenizer, model = tiny_tokenizer(), tiny_model(320)
-    prompts = [
-        chat_prompt([{"role": "user", "content": text}], tokenizer).ids for text in ("water", "light", "a stone")
-    ]
-    settings = (Sampling(8, 1.0, None, 3), (), 10, True)
-    found = [alone(model, tokenizer, batch)._generations(prompts, *settings) for batch in (1, 3, 8)]
-    assert found[0] == found[1] == found[2]
-    assert len({text[:1] for text in found[0][0]}) > 3

@@ -17,8 +17,6 @@ from harness_support import (
     tiny_tokenizer,
     write_benchmarks,
 )
-from lm_eval import evaluator
-from lm_eval.tasks import TaskManager
 
 from lapcli.result_rows import results
 from lapcli.runs import read_run
@@ -66,23 +64,6 @@ def assert_same(found, whole):
             assert (one["answers"], one["verdicts"]) == (other["answers"], other["verdicts"])
 
 
-def test_each_task_is_one_call_of_lm_eval_and_needs_no_index(made, monkeypatch):
-    calls, before = [], evaluator.evaluate
-
-    def watched(*args, **options):
-        calls.append(sorted(options["task_dict"]["tasks"]))
-        return before(*args, **options)
-
-    monkeypatch.setattr(evaluator, "evaluate", watched)
-    monkeypatch.setattr(TaskManager, "__init__", lambda *_, **__: pytest.fail("lm-eval's index was built"))
-    run, data = made
-    evaluated(run, f"{PAPER},spelling", data, limit=2, **QUICK)
-    assert calls == [[name] for name in (*PAPER.split(","), "spelling")]
-    calls.clear()
-    evaluated(run, PAPER, data, limit=1, protocol="harness")
-    assert [names[0] for names in calls] == ["arc_easy", "arc_challenge", "mmlu_astronomy", "gsm8k", "humaneval"]
-
-
 def test_every_number_is_a_row_and_conditions_keep_rows_apart(made, tmp_path):
     run = copied(made[0], tmp_path / "copy")
     result = evaluated(run, "arc_easy,gsm8k", made[1], **QUICK)
@@ -99,11 +80,6 @@ def test_every_number_is_a_row_and_conditions_keep_rows_apart(made, tmp_path):
     assert first.value == result["tasks"]["gsm8k"]["value"]
     assert (first.unit, first.direction, first.protocol, first.n, first.step) == ("fraction", "higher", "paper", 5, 1)
     assert first.weights_sha256 == result["weights_sha256"]
-
-
-def test_batches_do_not_change_numbers(made, whole, tmp_path):
-    run = copied(made[0], tmp_path / "copy")
-    assert_same(evaluated(run, "arc_easy,mmlu,gsm8k", made[1], batch=1, **QUICK), whole)
 
 
 @pytest.mark.long

@@ -6,8 +6,8 @@ from export_support import gpt_run
 from harness_support import QUOTING, write_benchmarks
 from lm_eval import evaluator
 
+from lapcli.evaluation.adapter import LapLM, Workers
 from lapcli.evaluation.benchmarks import BENCHMARKS
-from lapcli.evaluation.harness.adapter import LapLM, Workers
 from lapcli.evaluation.tasks import Request
 from lapcli.export.export import export_run
 from lapcli.objectives.weights import find_checkpoint, open_run

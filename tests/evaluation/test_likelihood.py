@@ -7,7 +7,7 @@ from harness_support import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lapcli.evaluation.harness.likelihood import Question, score
+from lapcli.evaluation.likelihood import Question, score
 from lapcli.models.gpt import GPT
 from lapcli.runtime.errors import LapError
 

@@ -60,8 +60,7 @@ def _rank(environment, fails, place, error, arguments, folder):
         raise kind(REASON)
 
     if fails:
-        from lapcli.evaluation import run_tasks
-        from lapcli.evaluation.harness import adapter
+        from lapcli.evaluation import adapter, run_tasks
 
         owner, name = {
             "job": (adapter, "score"),

@@ -1,6 +1,8 @@
-"""Mean-to-spread ratio of a sequence's tokens after the norm before the MLP (SNR of appendix C).
+"""How alike the tokens of a sequence are, by layer: cosine similarity (4.1), and the mean-to-spread ratio after the
+norm before the MLP (SNR of appendix C).
 
-ave_b  |mean_t x_t| / sqrt(mean_t |x_t - mean|^2)
+    CosSim   ave_b  1 / (T (T - 1))  sum_{i != j} <x_i, x_j> / (|x_i| |x_j|)
+    SNR      ave_b  |mean_t x_t| / sqrt(mean_t |x_t - mean|^2)
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lapcli.analysis.drawing import figure_by_layer
 from lapcli.analysis.measurement import LayerResult, Measurement
-from lapcli.measures.tokens import ROUNDING, StreamingMoments
+from lapcli.measures.tokens import ROUNDING, StreamingMoments, cosine_similarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,21 +22,39 @@ if TYPE_CHECKING:
     from lapcli.measures.capture import Capture, Site
 
 
+class CosineSimilarity(Measurement):
+    name = "cossim"
+    definition = (
+        "Cosine similarity of two different tokens of a sequence, averaged over all pairs and over sequences, of the "
+        "output of each block."
+    )
+    default_layers = "all"
+    columns: ClassVar = {"cosine_similarity": "cosine similarity"}
+
+    def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
+        similarity = StreamingMoments()
+        capture.on_tokens(self.site(layer), lambda tokens, _: similarity.update(cosine_similarity(tokens)[:, None]))
+        return lambda: LayerResult({"cosine_similarity": similarity.mean()})
+
+    @classmethod
+    def draw(cls, analysis: Analysis) -> Figure:
+        label = "cosine similarity of two tokens,\nmean over pairs and sequences"
+        return figure_by_layer(analysis.runs, "cosine_similarity", label)
+
+
 class SignalToNoise(Measurement):
     name = "snr"
-    help = "Mean-to-spread ratio after the norm before the MLP, by layer."
     definition = (
         "Length of the mean token of a sequence over the root of the mean squared distance from it, averaged over "
         "sequences, of the output of the norm before the MLP."
     )
     default_layers = "all"
     columns: ClassVar = {"snr": "snr"}
-    order = 4
 
     def site(self, layer: int) -> Site:
         from lapcli.measures.capture import Site
 
-        return Site(layer, "mlp_input", self.settings.tokens)
+        return Site(layer, "mlp_input")
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
         ratio = StreamingMoments()

@@ -1,4 +1,4 @@
-"""Renaming, removing and pruning: never what somebody trains, nor what is needed later."""
+"""What is told of each run is what its own files say; what is trained or needed later is never removed."""
 
 import io
 import json
@@ -8,15 +8,17 @@ import pytest
 import torch
 from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
 
-from lapcli.catalogue.housekeeping import (
+from lapcli.catalogue import (
+    list_runs,
     plan_pruning,
     plan_prunings,
     remove_checkpoints,
     remove_run,
     rename_run,
+    size_of,
 )
 from lapcli.objectives.weights import find_checkpoint
-from lapcli.runs import newest_run, open_run, read_run, unlock
+from lapcli.runs import open_run, read_run, unlock
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import LogConsole
 from lapcli.training.stages import train_stages
@@ -83,34 +85,49 @@ def test_a_run_whose_newest_checkpoint_is_damaged_is_not_pruned(runs):
         plan_pruning(read_run(runs / "base"), keep=1)
 
 
-def test_runs_of_a_sweep_are_pruned_only_when_asked_for(runs):
-    (runs / ".sweeps").mkdir()
-    (runs / ".sweeps" / "base.log").touch()
-    paths = [runs / "base"]
-    with pytest.raises(UsageError, match="belongs to a sweep"):
-        plan_prunings(paths, 1, False, True)
-    assert plan_prunings(paths, 1, False, False) == []
-    assert plan_prunings(paths, 1, True, True)[0].removed == [3, 6, 9]
-
-
 def test_a_run_that_is_being_trained_is_left_alone(runs, tmp_path):
     run = open_run(runs, "busy", tiny_recipe(tmp_path / "text.txt"))
     for change in (lambda: remove_run(run.path), lambda: rename_run(run, "other")):
         with pytest.raises(UsageError, match="is being trained"):
             change()
-    assert plan_prunings([run.path], 1, False, False) == []
+    assert plan_prunings([run.path], 1, False) == []
     unlock(run)  # its process is gone, though run.json says running
     remove_run(run.path)
     assert not run.path.exists()
 
 
-def test_a_renamed_run_keeps_its_age_and_its_weights(runs):
-    shutil.copytree(runs / "chat-midtrain", runs / "another")
-    newest = newest_run(runs, {"language_model"}).info["updated"]
-    weights = find_checkpoint(read_run(runs / "another"), "last").weights_sha256
-    path = rename_run(read_run(runs / "another"), "kept")
-    assert not (runs / "another").exists()
-    renamed = read_run(path)
-    assert (renamed.name, find_checkpoint(renamed, "last").weights_sha256) == ("kept", weights)
-    assert newest_run(runs, {"language_model"}).info["updated"] == newest
-    assert renamed.info["updated"] == read_run(runs / "chat-midtrain").info["updated"]
+@pytest.fixture
+def two_runs(tmp_path):
+    """Two runs with a few lines of metrics, one of them written a day later than the other."""
+    for name, day, values in (("old-run", 3, [2.5, 2.0, 2.25]), ("new-run", 4, [3.0])):
+        run = open_run(tmp_path, name, tiny_recipe(tmp_path / "text.txt"))
+        lines = [{"step": 0, "validation_bits_per_byte": 1.0}]  # an untrained model has no checkpoint and is not best
+        lines += [{"step": step, "validation_bits_per_byte": value} for step, value in enumerate(values, 1)]
+        lines += [{"step": 4, "loss": 1.0}]
+        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 5, "lo')
+        run.update(status="interrupted", step=3, steps=10)
+        set_updated(run, f"2026-01-0{day}T00:00:00+0000")
+        unlock(run)
+    return tmp_path
+
+
+def set_updated(run, moment):
+    file = run.path / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "updated": moment}))
+
+
+def test_the_newest_comes_first_with_its_best_validation(two_runs):
+    new, old = list_runs(two_runs)
+    assert (new["name"], old["name"]) == ("new-run", "old-run")
+    assert old["best"] == {"metric": "validation_bits_per_byte", "value": 2.0, "step": 2}
+    known = [old[key] for key in ("kind", "plan", "step", "steps", "status")]
+    assert known == ["language_model", "2", 3, 10, "interrupted"]
+    assert old["seconds_since"] - new["seconds_since"] == pytest.approx(86400, abs=5)
+
+
+def test_a_damaged_run_is_listed_as_such(two_runs):
+    (two_runs / "new-run" / "run.json").write_text("{")
+    damaged = next(run for run in list_runs(two_runs) if run["name"] == "new-run")
+    assert damaged["status"] == "damaged"
+    assert "run.json is damaged" in damaged["problem"]
+    assert damaged["bytes"] == size_of(two_runs / "new-run") > 0

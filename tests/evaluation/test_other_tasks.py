@@ -81,7 +81,7 @@ def test_units_directions_and_intervals(base, tasks, capsys):
 def test_a_group_without_an_aggregate_is_listed_by_its_members(base, tasks, tmp_path, monkeypatch):
     (tmp_path / "group.yaml").write_text(f"group: made_group\ntask: [{', '.join(tasks)}]\n")
     index = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    monkeypatch.setattr("lapcli.evaluation.harness.lm_eval_tasks.index", lambda: index)
+    monkeypatch.setattr("lapcli.evaluation.language_tasks.index", lambda: index)
     found = evaluated(base, "made_group", None, protocol="harness")["tasks"]
     assert set(found) == set(tasks)
     assert all(score["count"] == 6 for score in found.values())
