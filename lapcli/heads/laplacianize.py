@@ -43,8 +43,8 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
     `laplacian_heads` is a number, a list with one number per layer, `"linear(0, 12)"` or
     `{"layers": "6-11", "heads": 12}`; 0 restores the plain model. Operators by name, `{"exclusive": 4}`, may only use a
     head's values and attention's output, and have no parameters in a model of transformers. Supported are timm's plain,
-    RoPE and EVA attention and the llama, qwen3 and nanochat families of transformers; for any other, ValueError names
-    the attention classes of the model, and nothing is changed.
+    RoPE and EVA attention and the llama, qwen3, gpt2, nanochat and vit families of transformers; for any other,
+    ValueError names the attention classes of the model, and nothing is changed.
 
     Weights and their names stay, but a Laplacian head computes another function of them: a pretrained model needs
     fine-tuning afterwards.
@@ -210,8 +210,14 @@ _PLAIN = {ours: plain for plain, ours in _LAPLACIAN.items()}
 
 def _transformers_layers(model: nn.Module) -> list[Any]:
     seen = [m for m in model.modules() if type(m).__name__.endswith("Attention")]
-    _refuse_unknown(model, seen, [m for m in seen if _name(_plain(type(m))) not in _NORMS_FIRST], [*_NORMS_FIRST])
+    unknown = [m for m in seen if _name(_plain(type(m))) not in _NORMS_FIRST or _is_special(m)]
+    _refuse_unknown(model, seen, unknown, [*_NORMS_FIRST])
     return seen
+
+
+def _is_special(module: Any) -> bool:
+    """Return whether it is GPT-2's cross attention, or its upcast attention, which uses no attention function."""
+    return getattr(module, "is_cross_attention", False) or getattr(module, "reorder_and_upcast_attn", False)
 
 
 def _plain(kind: type) -> type:
@@ -225,6 +231,8 @@ _NORMS_FIRST = {
     "transformers.models.llama.modeling_llama.LlamaAttention": True,
     "transformers.models.qwen3.modeling_qwen3.Qwen3Attention": True,
     "transformers.models.nanochat.modeling_nanochat.NanoChatAttention": False,
+    "transformers.models.gpt2.modeling_gpt2.GPT2Attention": True,
+    "transformers.models.vit.modeling_vit.ViTAttention": True,
 }
 
 
@@ -236,7 +244,7 @@ class _LaplacianHeads:
     def forward(
         self: Any,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         **options: Any,
@@ -245,13 +253,13 @@ class _LaplacianHeads:
 
         plain = _plain(type(self))
         family: Any = inspect.getmodule(plain)
-        parts = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (part(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2) for part in parts)
+        q, k, v = (part.unflatten(2, (-1, self.head_dim)).transpose(1, 2) for part in self._projected(hidden_states))
         norms = (self.q_norm, self.k_norm) if hasattr(self, "q_norm") else (nn.Identity(), nn.Identity())
         norms_first = _NORMS_FIRST[_name(plain)]
         if norms_first:
             q, k = norms[0](q), norms[1](k)
-        q, k = family.apply_rotary_pos_emb(q, k, *position_embeddings)  # the family's own: nanochat's differs
+        if position_embeddings is not None:
+            q, k = family.apply_rotary_pos_emb(q, k, *position_embeddings)  # the family's own: nanochat's differs
         if not norms_first:
             q, k = norms[0](q), norms[1](k)
         current_v_BGTD = v
@@ -261,10 +269,39 @@ class _LaplacianHeads:
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
         if hasattr(self, "sliding_window"):
             options["sliding_window"] = self.sliding_window
-        rate = float(self.attention_dropout) if self.training else 0.0
+        rate = self._dropout() if self.training else 0.0
         y_BTHD, weights = attention(self, q, k, v, attention_mask, dropout=rate, scaling=self.scaling, **options)
         y_BHTD = self.operators.epilogue(y_BTHD.transpose(1, 2), v, current_v_BGTD)
-        return self.o_proj(y_BHTD.transpose(1, 2).flatten(2)), weights
+        return self._project(y_BHTD.transpose(1, 2).flatten(2)), weights
+
+    def _projected(self: Any, x_BTC: Tensor) -> tuple[Tensor, ...]:
+        return self.q_proj(x_BTC), self.k_proj(x_BTC), self.v_proj(x_BTC)
+
+    def _dropout(self: Any) -> float:
+        return float(self.attention_dropout)
+
+    def _project(self: Any, y_BTC: Tensor) -> Tensor:
+        return self.o_proj(y_BTC)
+
+
+class _GPT2(_LaplacianHeads):
+    def _projected(self: Any, x_BTC: Tensor) -> tuple[Tensor, ...]:
+        return self.c_attn(x_BTC).chunk(3, dim=2)
+
+    def _dropout(self: Any) -> float:
+        return float(self.attn_dropout.p)
+
+    def _project(self: Any, y_BTC: Tensor) -> Tensor:
+        return self.resid_dropout(self.c_proj(y_BTC))
+
+
+class _ViT(_LaplacianHeads):
+    """Attention without rotary positions; its blocks pass the mask by position."""
+
+    def forward(  # type: ignore[override]
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        return super().forward(hidden_states, None, attention_mask, **options)
 
 
 class _SavedWithPlan:
@@ -276,7 +313,8 @@ class _SavedWithPlan:
 
 @cache
 def _laplacian(plain: type) -> type:
-    return type(f"Laplacian{plain.__name__}", (_LaplacianHeads, plain), {})
+    own = {"GPT2Attention": _GPT2, "ViTAttention": _ViT}.get(plain.__name__, _LaplacianHeads)
+    return type(f"Laplacian{plain.__name__}", (own, plain), {})
 
 
 @cache

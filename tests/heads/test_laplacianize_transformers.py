@@ -8,6 +8,7 @@ from lapcli.heads.laplacianize import load_laplacian
 
 transformers = pytest.importorskip("transformers", reason="the dev extra has it")
 
+ENDS = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
 SHAPE = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -15,14 +16,13 @@ SHAPE = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "bos_token_id": 0,
-    "eos_token_id": None,
-    "pad_token_id": 0,
+    **ENDS,
 }
 LANGUAGE = {
     "llama": (transformers.LlamaConfig, SHAPE),
     "qwen3": (transformers.Qwen3Config, {**SHAPE, "head_dim": 8}),
     "nanochat": (transformers.NanoChatConfig, SHAPE),
+    "gpt2": (transformers.GPT2Config, {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4} | ENDS),
 }
 PLAN = [0, 3, 4]
 OURS = "dense_laplacian_in_float64"
@@ -71,6 +71,22 @@ def test_logits_are_those_of_the_dense_matrix(name):
     assert torch.allclose(turned(tokens).logits, expected, atol=2e-5)
     assert torch.equal(laplacianize(turned, 0)(tokens).logits, eager(plain)(tokens).logits)
     assert turned.state_dict().keys() == plain.state_dict().keys()
+
+
+@torch.inference_mode()
+def test_a_vit_is_that_of_the_dense_matrix():
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    torch.manual_seed(0)
+    model = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=2)).eval()
+    for number, module in enumerate(m for m in model.modules() if type(m).__name__ == "ViTAttention"):
+        module.layer_idx = number  # which `dense` reads
+    plain = model(images).last_hidden_state
+    model.set_attn_implementation(OURS)
+    expected = model(images).last_hidden_state
+    model.set_attn_implementation("sdpa")
+    assert torch.allclose(laplacianize(model, PLAN)(images).last_hidden_state, expected, atol=2e-5)
+    assert not torch.allclose(plain, expected, atol=1e-3)
 
 
 def eager(model):
