@@ -5,10 +5,12 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from lapcli.commands import options
 from lapcli.commands.options import print_json, table
@@ -21,12 +23,26 @@ Examples:
   lap runs diff quickstart baseline
   lap runs watch quickstart baseline --metric validation_bits_per_byte
   lap runs track quickstart --to tensorboard
-  lap runs --json show quickstart
+  lap runs show quickstart --json
   lap runs prune 'vit_*' --keep 2
 """
 
 
+class SharedOptions(TyperGroup):
+    """The options of the group may also stand after the name of a command."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        shared, own, words = [], [], iter(args)
+        for word in words:
+            if word == "--json" or word.startswith("--runs-dir"):
+                shared += [word, *(islice(words, 1) if word == "--runs-dir" else ())]
+            else:
+                own.append(word)
+        return super().parse_args(ctx, [*shared, *own])
+
+
 app = typer.Typer(
+    cls=SharedOptions,
     help="List, compare, watch, rename and remove runs. Without a command, all runs are listed.",
     invoke_without_command=True,
     epilog=EXAMPLES,
@@ -47,7 +63,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 @dataclass(frozen=True)
 class Shared:
-    """The options of the group, which stand before the name of the command."""
+    """The options of the group."""
 
     folder: Path
     as_json: bool
