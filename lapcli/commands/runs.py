@@ -4,8 +4,8 @@ import contextlib
 import json
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,12 +32,13 @@ class SharedOptions(TyperGroup):
     """The options of the group may also stand after the name of a command."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        shared, own, words = [], [], iter(args)
-        for word in words:
-            if word == "--json" or word.startswith("--runs-dir"):
-                shared += [word, *(islice(words, 1) if word == "--runs-dir" else ())]
+        shared, own, words = [], [], deque(args)
+        while words:
+            word = words.popleft()
+            if word == "--runs-dir" and words:
+                shared += [word, words.popleft()]
             else:
-                own.append(word)
+                (shared if word == "--json" or word.startswith("--runs-dir=") else own).append(word)
         return super().parse_args(ctx, [*shared, *own])
 
 
