@@ -49,7 +49,7 @@ FREE_KEYS = re.compile(
     r"train\.(micro_batch|compile|threads|shard|recompute|deterministic|init_from\.(source|weights))|data\.workers|"
     r"checkpoint\..*|validation\.(every|prompts|sample_tokens|temperature|top_k)|track.*"
 )
-_FORMAT = 3  # of run.json
+_FORMAT = 4  # of run.json
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _SHOWN_RUNS = 8  # in a message
 

@@ -67,7 +67,7 @@ def write_directory(
         "weights_sha256": weights_of(name),
         "updated": "2026-01-01T00:00:00+0000",
     }
-    (path / "run.json").write_text(json.dumps({**info, "format": 3, "recipe": recipe_to_dict(loaded)}))
+    (path / "run.json").write_text(json.dumps({**info, "format": 4, "recipe": recipe_to_dict(loaded)}))
     if status == "running":  # by this process, until it ends
         LOCKS.append(FileLock(path / ".lock"))
         LOCKS[-1].acquire()

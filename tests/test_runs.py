@@ -83,7 +83,7 @@ def test_somebodys_folder_is_not_taken_for_a_run(recipe, tmp_path):
         named_run(tmp_path, "photos")
 
 
-@pytest.mark.parametrize("damage", [b"{}", b"\xff\xfe", b'{"format": 3, "step": "x"}'])
+@pytest.mark.parametrize("damage", [b"{}", b"\xff\xfe", b'{"format": 4, "step": "x"}'])
 def test_a_damaged_run_json_is_named_and_not_passed_over_for_an_older_run(recipe, tmp_path, damage):
     for name in ("a", "b"):
         with_a_step(tmp_path, name, recipe, status="finished")

@@ -32,7 +32,9 @@ class SharedOptions(TyperGroup):
     """The options of the group may also stand after the name of a command."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        shared, own, words = [], [], deque(args)
+        shared: list[str] = []
+        own: list[str] = []
+        words = deque(args)
         while words:
             word = words.popleft()
             if word == "--runs-dir" and words:
