@@ -6,7 +6,7 @@ import pytest
 import torch
 from export_support import gpt_run
 
-from lapcli.data.chat.conversation import conversation, render_prompt
+from lapcli.data.chat.conversation import MessagePart, Turn, conversation, render_prompt
 from lapcli.export.export import export_run
 from lapcli.generation.engine import generate
 from lapcli.objectives.weights import find_checkpoint, open_run
@@ -70,7 +70,9 @@ def test_system_text_and_calculator_calls_have_our_ids(pair):
         {"role": "assistant", "content": [{"type": "text", "text": "It is "}, *calls]},
         {"role": "user", "content": "Thanks"},
     ]
-    expected = render_prompt(conversation(messages), tokenizer)
+    user, _, last = conversation([*messages[:2], {"role": "assistant", "content": "It is "}, messages[3]])
+    answer = [MessagePart("text", "It is "), *(MessagePart(call["type"], call["text"]) for call in calls)]
+    expected = render_prompt([user, Turn("assistant", tuple(answer)), last], tokenizer)
     assert ids(theirs, messages, add_generation_prompt=True) == expected
     with pytest.raises(Exception, match="the user first"):
         ids(theirs, [{"role": "assistant", "content": "Hello"}])
