@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import threading
 from importlib.util import find_spec
 
@@ -13,7 +12,7 @@ from tracking_support import tensorboard_scalars, wandb_scalars
 
 from lapcli import tracking
 from lapcli.recipe import load_recipe, recipe_hash
-from lapcli.runs import open_run, read_run, unlock
+from lapcli.runs import open_run, unlock
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.files import write_json
 from lapcli.tracking import LiveTracking, replay
@@ -166,17 +165,6 @@ def test_after_a_kill_of_the_training_every_step_is_there_once(tiny):
     assert all(value == pytest.approx(values[step]) for step, value in held["train/loss"])
     assert lap("runs", "track", str(path), "--to", "tensorboard").returncode == 0
     check_once(tensorboard_scalars(path), lines)
-
-
-@pytest.mark.long
-def test_a_server_that_never_answers_is_a_warning(tiny):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        environment = {"WANDB_BASE_URL": url, "WANDB_API_KEY": "0" * 40, "WANDB_MODE": "online"}
-        done = lap(*words(tiny, "--track", "wandb"), cache=tiny.parent / "cache", environment=environment)
-    assert done.returncode == 0, done.stderr
-    assert "warning: wandb does not have all of tiny" in done.stderr
-    assert read_run(tiny.parent / "runs" / "tiny").is_finished
 
 
 def test_trackers_are_no_part_of_a_recipe(tiny):

@@ -1,7 +1,5 @@
 """The shipped recipes are listed completely, and each starter is a recipe that works as it stands."""
 
-import json
-
 import pytest
 from PIL import Image
 from support import ROOT, run_main
@@ -44,15 +42,6 @@ def test_a_starter_is_the_shipped_recipe_with_its_own_comment(job, tmp_path):
     assert str(file) in command
     assert len([line for line in text.splitlines() if "#" in line]) >= 8  # the comments came along
     assert len(written) == (2 if job == "chat" else 1)
-
-
-def test_the_commands(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    code, out, _ = run_main(capsys, "recipes", "vit*")
-    assert (code, max(map(len, out.splitlines())) <= 60, "vit_digits" in out) == (0, True, True)
-    assert run_main(capsys, "recipes", "quickstart", "--print")[1] == (ROOT / "recipes/quickstart.yaml").read_text()
-    made = json.loads(run_main(capsys, "init", str(tmp_path / "x"), "--job", "chat", "--json")[1])
-    assert [row["next"].split()[1] for row in made] == ["train", "sft"]
 
 
 @pytest.mark.parametrize("has_split", [True, False])

@@ -91,16 +91,6 @@ def test_the_tokenizer_never_sees_what_is_held_out(tmp_path):
     assert alone.sha256 == by_fraction.tokenizer.sha256
 
 
-def test_a_named_tokenizer_is_used(stories, tmp_path):
-    path = tmp_path / "mine.json"
-    mine = train_tokenizer(["other words"] * 3, 270, max_chars=10**9, crop=10**9)
-    mine.save(path)
-    prepared = prepare_text(source(stories), TokenizerSection(file=str(path), vocab=270))
-    assert prepared.tokenizer.sha256 == mine.sha256
-    with pytest.raises(DataError, match=r"tokenizer\.vocab to 270"):
-        prepare_text(source(stories), TokenizerSection(file=str(path), vocab=280))
-
-
 CHILD = """
 import os, sys
 from pathlib import Path
