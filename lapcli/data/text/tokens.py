@@ -36,7 +36,7 @@ from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
 
-VERSION = 6  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
+VERSION = 7  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
 TOKENIZER = "tokenizer.json"
 DEFAULT_FRACTION = 1 / 20
 PART_BYTES = 1 << 26  # consecutive files are tokenised into one part as long as they have fewer bytes together
