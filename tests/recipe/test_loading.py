@@ -39,7 +39,7 @@ tokenizer:
 data:
   train: hub:someone/some-text
   files: ["a-{000..003}.parquet", b.parquet]
-  validation: last_file
+  validation: 0.1
 train:
   batch: 32
   micro_batch: 8

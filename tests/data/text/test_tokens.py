@@ -31,14 +31,11 @@ def test_every_document_is_on_one_side_once(stories, shuffled):
 def test_the_last_of_several_files_is_held_out(tmp_path):
     for name in "cab":
         jsonl(tmp_path / f"{name}.jsonl", [f"{name} {story(i)}" for i in range(9)])
-    for keys in ({}, {"validation": "last_file"}):
-        prepared = prepare_text(source(tmp_path, **keys), TOKENIZER)
-        assert sorted(documents(prepared, "validation")) == [f"c {story(i)}" for i in range(9)]
-        assert {text[0] for text in documents(prepared, "train")} == {"a", "b"}
+    prepared = prepare_text(source(tmp_path), TOKENIZER)
+    assert sorted(documents(prepared, "validation")) == [f"c {story(i)}" for i in range(9)]
+    assert {text[0] for text in documents(prepared, "train")} == {"a", "b"}
     by_list = prepare_text(source(tmp_path, files=["c.jsonl", "b.jsonl"]), TOKENIZER)
     assert {text[0] for text in documents(by_list, "validation")} == {"b"}
-    with pytest.raises(DataError, match=r"last_file.*only .*a\.jsonl"):
-        prepare_text(source(tmp_path / "a.jsonl", validation="last_file"), TOKENIZER)
 
 
 def test_parts_are_built_by_file_and_reused_with_other_files(tmp_path, lap_cache, monkeypatch):
