@@ -274,17 +274,14 @@ def read(path: Path) -> Checkpoint:
 
 def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
     """Read the checkpoint that rank 0 resumes from; DataError if this rank sees another one, as on another machine."""
-    path = folder / f"step-{step:06d}"
+    shared = "all machines need the same --runs-dir on a shared file system"
     try:
-        found = read(path)
-        if found.sha256 != sha256:
-            raise DataError(f"{path} contains different files (sha256 {found.sha256[:16]} here, {sha256[:16]} there)")
-        return found
+        found = read(folder / f"step-{step:06d}")
     except DataError as error:
-        raise DataError(
-            f"cannot resume from step {step}, which rank 0 chose: {error}; all machines need the same --runs-dir on a "
-            "shared file system; if it was only slow to synchronise, run the same command again"
-        ) from None
+        raise DataError(f"{error}, which rank 0 resumes from; {shared}") from None
+    if found.sha256 != sha256:
+        raise DataError(f"{found.path} has other files (sha256 {found.sha256[:16]}) than on rank 0; {shared}")
+    return found
 
 
 def steps_in(folder: Path) -> list[int]:

@@ -122,11 +122,6 @@ def main() -> None:
     gc.set_threshold(COLLECT_EVERY)
     if sys.stdin is None:  # closed, as by `lap chat <&-`: treated as empty
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
-    try:
-        os.getcwd()
-    except OSError:  # checked here, because libraries would end the process without our message
-        print("lap: the working directory was removed; change to another one (cd), then try again", file=sys.stderr)
-        raise SystemExit(int(ExitCode.USAGE)) from None
     if (mark := stopped_mark()) is not None and mark.exists():  # restarted after the launch was asked to stop
         end_process(ExitCode.DONE)
     end_process(_run())

@@ -13,14 +13,12 @@ import platform
 import re
 import shutil
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -29,7 +27,7 @@ from lapcli.recipe import RecipeError, differing_keys, load_recipe, recipe_from_
 from lapcli.recipe import recipe_to_yaml as to_yaml
 from lapcli.recipe.schema import RUN, TIMM, BaseRecipe
 from lapcli.runtime import __version__
-from lapcli.runtime.errors import DataError, LapError, UsageError
+from lapcli.runtime.errors import DataError, LapError, UsageError, known_names
 from lapcli.runtime.files import NO_LOCKS, read_json, write_json, write_text
 from lapcli.runtime.progress import say_start
 
@@ -51,7 +49,6 @@ FREE_KEYS = re.compile(
 )
 _FORMAT = 4  # of run.json
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
-_SHOWN_RUNS = 8  # in a message
 
 
 @dataclass
@@ -125,7 +122,8 @@ def open_run(
             say(f"the previous run is now {_move_aside(path)}")
         elif (finished := read_run(path)).is_finished and not changes(finished, recipe):
             return finished  # without a lock: it is only read
-    with _claimed(path) as lock:
+    lock = _claim(path)
+    try:
         # Read after the lock was taken: another process may have trained it until then.
         run = read_run(path) if (path / INFO).is_file() else None
         if run is None or is_untrained(run):  # after a typo in --data, say: there is nothing to lose
@@ -138,7 +136,10 @@ def open_run(
             )
         elif not run.is_finished:
             _resume(run, recipe, say)
-        run.lock = lock
+    except BaseException:
+        lock.release()
+        raise
+    run.lock = lock
     return run
 
 
@@ -152,42 +153,19 @@ def _resume(run: Run, recipe: BaseRecipe, say: Callable[[str], None]) -> None:
     run.update(status="running", recipe_sha256=recipe_hash(recipe), **_process())
 
 
-def new_run(
-    runs_dir: Path, name: str, recipe: BaseRecipe, files: Mapping[str, Any] = MappingProxyType({}), **facts: Any
-) -> Run:
-    """Create a run, locked by this process; it appears complete, with JSON `files`, and `facts` in its `run.json`."""
-    check_name(name)
-    path = runs_dir / name
-    with _claimed(path, files) as lock:
-        if (path / INFO).exists():
-            raise UsageError(f"{path} already exists; choose another name")
-        for file, content in files.items():
-            write_json(path / file, content)
-        run = _create(path, recipe, **facts)
-        run.lock = lock
-    return run
+def _claim(path: Path) -> BaseFileLock:
+    """Make the folder of a run, unless it exists, and take its lock.
 
-
-@contextmanager
-def _claimed(path: Path, files: Collection[str] = ()) -> Iterator[BaseFileLock]:
-    """Make the folder of a run, unless it exists, and take its lock, which is released if the block fails.
-
-    A folder without `run.json` may only contain what a killed start leaves behind: hidden files, a recipe, and
-    the `files` of this one.
+    A folder without `run.json` may only contain what a killed start leaves behind: hidden files and a recipe.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        foreign = [each.name for each in path.iterdir() if each.name[0] != "." and each.name not in (RECIPE, *files)]
+        foreign = [each.name for each in path.iterdir() if each.name[0] != "." and each.name != RECIPE]
     except OSError as error:
         raise UsageError(f"{path} cannot be created ({error.strerror}); choose another --name or --runs-dir") from None
     if foreign and not (path / INFO).exists():
         raise UsageError(f"{path} is not a run directory: it has {foreign[0]} but no {INFO}; choose another --name")
-    lock = take_lock(path)
-    try:
-        yield lock
-    except BaseException:
-        lock.release()
-        raise
+    return take_lock(path)
 
 
 @contextmanager
@@ -200,19 +178,9 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _create(path: Path, recipe: BaseRecipe, **facts: Any) -> Run:
-    info = {
-        "objective": recipe.objective,
-        "status": "running",
-        "step": 0,
-        "seed": recipe.seed,
-        "recipe_sha256": recipe_hash(recipe),
-        "created": now(),
-        "versions": versions(),
-        **_process(),
-        **facts,
-    }
-    run = Run(path, recipe, info)
+def _create(path: Path, recipe: BaseRecipe) -> Run:
+    info = {"objective": recipe.objective, "status": "running", "step": 0, "seed": recipe.seed, "created": now()}
+    run = Run(path, recipe, {**info, "recipe_sha256": recipe_hash(recipe), "versions": versions(), **_process()})
     (path / METRICS).unlink(missing_ok=True)  # of an untrained run
     write_text(path / RECIPE, to_yaml(recipe))
     run.update()  # last: it makes the folder a run
@@ -376,13 +344,8 @@ def check_start(source: str, runs_dir: Path) -> None:
 def unknown_run(runs_dir: Path, name: str) -> UsageError:
     """Return the error for a name that no run has, with the nearest name and the existing runs, newest first."""
     paths = sorted(runs_in(runs_dir), key=lambda path: (path / INFO).stat().st_mtime, reverse=True)
-    names = [path.name for path in paths]
-    if not names:
-        return UsageError(f"there is no run {name[:80]} in {runs_dir}, which has no runs; see --runs-dir")
-    near = get_close_matches(name, names, 1)
-    shown = ", ".join(names[:_SHOWN_RUNS]) + (f" and {more} more" if (more := len(names) - _SHOWN_RUNS) > 0 else "")
-    meant = f"did you mean {near[0]}? It" if near else "it"
-    return UsageError(f"there is no run {name[:80]} in {runs_dir}; {meant} has {shown} (lap runs lists them)")
+    hint = known_names(name, [path.name for path in paths])
+    return UsageError(f"there is no run {name[:80]} in {runs_dir}{hint} (lap runs lists them, --runs-dir names others)")
 
 
 def find_run(runs_dir: Path, name: str | None, objectives: set[str]) -> Run:

@@ -7,7 +7,6 @@ those that it has. The packages of trackers are extras, imported on use.
 
 import contextlib
 import hashlib
-import json
 import os
 import queue
 import sys
@@ -58,7 +57,7 @@ class HostedRun:
     WANDB_MODE and TRACKIO_DIR count."""
 
     def __init__(self, package: str, run: Run) -> None:
-        known = {"config": config_of(recipe_to_dict(run.recipe)), "resume": "allow"}
+        known = {"config": recipe_to_dict(run.recipe), "resume": "allow"}
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for our own output
             self._run = _wandb(run, known) if package == "wandb" else _trackio(run, known)
 
@@ -111,30 +110,24 @@ class _Background:
         self._is_dropped = False
         self._thread.start()
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._put((step, values))
-
-    def end(self) -> None:
-        """Let the thread close the tracker after the queued lines."""
-        self._put(None)
+    def put(self, line: tuple[int, Mapping[str, float]] | None) -> None:
+        """Queue the numbers of a step; None closes the tracker after the queued ones."""
+        try:
+            if not self._is_dropped:
+                self._waiting.put_nowait(line)
+        except queue.Full:
+            self._drop("it is too slow")
 
     def wait(self, seconds: float) -> None:
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
             self._drop("it did not receive everything in time")
 
-    def _put(self, item: tuple[int, Mapping[str, float]] | None) -> None:
-        try:
-            if not self._is_dropped:
-                self._waiting.put_nowait(item)
-        except queue.Full:
-            self._drop("it is too slow")
-
     def _work(self, first_step: int) -> None:
         try:
             tracker = open_tracker(self._name, read_run(self._folder), first_step)
-            while (item := self._waiting.get()) is not None:
-                tracker.log(*item)
+            while (line := self._waiting.get()) is not None:
+                tracker.log(*line)
             tracker.close()
         except Exception as error:
             self._drop(_first_line(error))
@@ -157,22 +150,19 @@ class LiveTracking:
         self._trackers: dict[Path, list[_Background]] = {}
 
     def __enter__(self) -> Self:
-        if self._names:
-            metrics.listeners.append(self._send)
+        metrics.listeners.append(self._send)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._names:
-            metrics.listeners.remove(self._send)
-        every = self._end()
+        metrics.listeners.remove(self._send)
         deadline = time.monotonic() + SECONDS_TO_FINISH
-        for tracker in every:
+        for tracker in self._end():
             tracker.wait(deadline - time.monotonic())
 
     def _end(self) -> list[_Background]:
         every = [tracker for trackers in self._trackers.values() for tracker in trackers]
         for tracker in every:
-            tracker.end()
+            tracker.put(None)
         return every
 
     def _send(self, file: Path, line: Mapping[str, Any]) -> None:
@@ -183,7 +173,7 @@ class LiveTracking:
             first = step if step == 0 or "loss" in line else step + 1
             self._trackers[folder] = [_Background(name, folder, first, self._warn) for name in self._names]
         for tracker in self._trackers[folder]:
-            tracker.log(step, tagged(line))
+            tracker.put((step, tagged(line)))
 
 
 def replay(run: Run, name: str) -> int:
@@ -209,28 +199,12 @@ def replay(run: Run, name: str) -> int:
 
 def tagged(line: Mapping[str, Any]) -> dict[str, float]:
     """Return a line's numbers by their names in trackers, such as `train/loss`: each group becomes a panel."""
-    return {
-        _tag(name): float(value)
-        for name, value in line.items()
-        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
-    }
-
-
-def _tag(name: str) -> str:
-    if name.startswith("validation_"):
-        return f"validation/{name.removeprefix('validation_')}"
-    return f"time/{name}" if name.startswith("seconds") else f"train/{name}"
-
-
-def config_of(recipe: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten a recipe to dotted keys, by which trackers filter and group runs."""
-    flat: dict[str, Any] = {}
-    for key, value in recipe.items():
-        if isinstance(value, dict):
-            flat |= config_of(value, f"{before}{key}.")
-        else:
-            flat[f"{before}{key}"] = value if isinstance(value, str | int | float | None) else json.dumps(value)
-    return flat
+    numbers = {}
+    for name, value in line.items():
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+            panel = "validation" if name.startswith("validation_") else "time" if name[:7] == "seconds" else "train"
+            numbers[f"{panel}/{name.removeprefix('validation_')}"] = float(value)
+    return numbers
 
 
 def run_id(run: Run) -> str:

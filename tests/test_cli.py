@@ -28,15 +28,6 @@ def test_help_names_the_commands_and_imports_no_torch():
     assert not loaded & {"torch", "timm", "datasets", "lm_eval", "numpy", "pydantic"}
 
 
-def test_help_lists_every_command_once_with_its_whole_first_sentence(capsys):
-    _, out, _ = run_main(capsys, "-h")
-    sections = out[out.index("Start:") :]
-    listed = re.findall(r"^  (\w+)  +[A-Z]", sections, re.MULTILINE)
-    group = typer.main.get_command(app)
-    assert sorted(listed) == sorted(group.commands)
-    assert "..." not in sections
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

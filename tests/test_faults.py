@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support import run_main, train_here
+from support import run_main
 from sweep_support import write_recipe
 
-from lapcli.recipe import load_recipe
 from lapcli.training.metrics import without_times
 
 pytestmark = pytest.mark.long  # every write of a command fails in turn
@@ -102,47 +101,27 @@ def fail_in_turn(capsys, work: Path, command: list[str], reset, result) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A recipe, and a run of it with the cache that it made."""
-    from unittest.mock import patch
-
+    """The folder of a recipe."""
     folder = tmp_path_factory.mktemp("faults")
-    write_recipe(
-        folder,
-        train={"steps": 2, "batch": 4},
-        checkpoint={"every": 1, "keep": 1},
-        validation={"every": None, "prompts": []},
-    )
-    with patch.dict(os.environ, LAP_CACHE=str(folder / "cache")):
-        train_here(load_recipe(folder / "tiny.yaml"), folder / "runs", "tiny")
+    settings = {"checkpoint": {"every": 1, "keep": 1}, "validation": {"every": None, "prompts": []}}
+    write_recipe(folder, train={"steps": 2, "batch": 4}, **settings)
     return folder
 
 
-class Place:
-    """Where a command works: a copy of the run and its cache, or nothing."""
+def test_training(home, tmp_path, capsys, monkeypatch):
+    work = tmp_path / "work"
+    monkeypatch.setenv("LAP_CACHE", str(work / "cache"))
+    run = work / "runs" / "tiny"
 
-    def __init__(self, folder: Path, home: Path) -> None:
-        self.folder, self.home = folder, home
-        self.runs, self.recipe = folder / "runs", home / "tiny.yaml"
-        folder.mkdir()
+    def empty() -> None:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
 
-    def empty(self) -> None:
-        shutil.rmtree(self.folder)
-        self.folder.mkdir()
-
-    def trained(self, name: str = "tiny") -> object:
+    def trained() -> object:
         """What a training has to show for itself, without its times."""
-        run = self.runs / name
         info = json.loads((run / "run.json").read_text())
         lines = [without_times(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return info["status"], info["step"], info["weights_sha256"], lines, os.listdir(run / "checkpoints")
 
-
-@pytest.fixture
-def place(tmp_path, home, monkeypatch):
-    monkeypatch.setenv("LAP_CACHE", str(tmp_path / "work" / "cache"))
-    return Place(tmp_path / "work", home)
-
-
-def test_training(place, capsys):
-    command = ["train", str(place.recipe), "--runs-dir", str(place.runs)]
-    fail_in_turn(capsys, place.folder, command, place.empty, place.trained)
+    command = ["train", str(home / "tiny.yaml"), "--runs-dir", str(run.parent)]
+    fail_in_turn(capsys, work, command, empty, trained)

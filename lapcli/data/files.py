@@ -47,14 +47,16 @@ def build_once(folder: Path, build: Callable[[Path], None], is_intact: Callable[
             for remains in (folder, unfinished):  # damaged, or left by a build that was killed
                 shutil.rmtree(remains, ignore_errors=True)
             unfinished.mkdir()
-            build(unfinished)
-            unfinished.rename(folder)
+            try:
+                build(unfinished)
+                unfinished.rename(folder)
+            finally:  # with the lock: a process that is interrupted while it waits must not remove another's work
+                shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         raise LapError(
             f"cannot write {folder} ({error.strerror}); free some space, or set LAP_CACHE to another folder"
         ) from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
         lock.release()
     return folder
 

@@ -30,7 +30,7 @@ from lapcli.recipe import recipe_from_dict
 from lapcli.recipe.loading import check_recipe
 from lapcli.recipe.reading import Document
 from lapcli.recipe.schema import UNKNOWN, BaseRecipe, GPTModel
-from lapcli.runs import INFO, METRICS, TOKENIZER, Run, new_run, read_run, unlock, write_summary
+from lapcli.runs import INFO, METRICS, TOKENIZER, Run, open_run, read_run, unlock, write_summary
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import remove, sha256_of_file, write_text
 
@@ -78,8 +78,9 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str) -> tuple[Run, bool]
         model = GPT(GPTConfig(**source.model.model_dump(), vocab=source.vocab), is_drawn=False)
     check_tensors(source.file, tensors, model.state_dict(), _AGAIN)
     imported_from = {"file": str(source.file), "sha256": sha256}
-    run = new_run(runs_dir, name, _recipe(source), imported_from=imported_from)
+    run = open_run(runs_dir, name, _recipe(source))
     try:
+        run.update(imported_from=imported_from)
         text_tokenizer.save(run.path / TOKENIZER)
         saved = checkpoint.save(
             run.checkpoints,

@@ -144,11 +144,8 @@ class TextSource(Source):
     column: Text = "text"  # of parquet and jsonl files: the key of the text
     crop: Count | None = None  # characters kept of each document
     shuffled: bool = False  # the source is in random order already
-    # `last_file` holds the last file out; a number holds out that fraction of the documents; null means the
-    # last of several files, or a twentieth of a single one.
-    validation: Literal["last_file"] | HeldOut | None = Field(
-        default=None, description="`last_file` or a number (above 0 and below 1)"
-    )
+    # Fraction of the documents that is held out; null: the last of several files, or a twentieth of a single one.
+    validation: HeldOut | None = None
 
     @combination("files", "train")
     def _files_of_the_source(self) -> str | None:

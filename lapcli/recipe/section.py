@@ -158,7 +158,7 @@ def check_local_files(recipe: Section) -> None:
 
 
 def check_local_file(key: str, source: str) -> None:
-    is_named = source.startswith(("builtin", "hub:", "https://", PREFIX)) or source in ("system", "last_file")
+    is_named = source.startswith(("builtin", "hub:", "https://", PREFIX))
     if not is_named and not os.path.exists(Path(source).expanduser()):
         hub = f" (hub:{source[:100]}?)" if source.count("/") == 1 else ""
         raise DataError(

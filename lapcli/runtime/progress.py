@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import IO, Any, Self
 
 from rich.console import Console
@@ -49,15 +49,12 @@ STEPS_BEFORE_ESTIMATE = 5  # the first are slower: they compile and warm up
 @contextmanager
 def shown_progress(is_shown: bool = True) -> Iterator[Progress]:
     """Yield a callback for work that reports its progress; it shows nothing unless `is_shown` (rank 0)."""
+    from rich.progress import TimeRemainingColumn
+
     has_bars = is_shown and sys.stderr.isatty()
     tasks: dict[str, Any] = {}
     last = time.monotonic()
-    display: Any = nullcontext()
-    if has_bars:
-        from rich.progress import TimeRemainingColumn
-
-        display = _bars("{task.description} {task.percentage:.0f}%", TimeRemainingColumn())
-    with display as bars:
+    with _bars("{task.description} {task.percentage:.0f}%", TimeRemainingColumn(), has_bars) as bars:
 
         def show(doing: str, done: int, total: int) -> None:
             nonlocal last
@@ -72,12 +69,12 @@ def shown_progress(is_shown: bool = True) -> Iterator[Progress]:
         yield show
 
 
-def _bars(before: str, after: Any, console: Console | None = None) -> Any:
+def _bars(before: str, after: Any, is_shown: bool, console: Console | None = None) -> Any:
     """Return rich's progress bar between two columns."""
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    return Bars(TextColumn(before), BarColumn(), after, console=console or Console(stderr=True))
+    return Bars(TextColumn(before), BarColumn(), after, console=console or Console(stderr=True), disable=not is_shown)
 
 
 class StepProgress:
@@ -88,22 +85,17 @@ class StepProgress:
         self._shown = shown
         self._after_first = 0.0  # when the first step of this process had ended
         self._last_line = float("-inf")
-        self._bar: Any = None
-        if shown and console.is_terminal:
-            from rich.progress import TextColumn
-
-            after = TextColumn("{task.description}")
-            self._bar = _bars("step {task.completed:.0f}/{task.total:.0f}", after, console)
-            self._task = self._bar.add_task("", total=steps, completed=first)
+        self._has_bar = shown and console.is_terminal
+        # rich takes a string for a column too, whose fields it fills in.
+        self._bar = _bars("step {task.completed:.0f}/{task.total:.0f}", "{task.description}", self._has_bar, console)
+        self._task = self._bar.add_task("", total=steps, completed=first)
 
     def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     def step(
         self, step: int, loss: float, lr: float, units_per_second: float | None, share_of_peak: float | None
@@ -122,7 +114,7 @@ class StepProgress:
             self._after_first = now
         if taken >= STEPS_BEFORE_ESTIMATE:
             text += f"  {duration((now - self._after_first) / (taken - 1) * (self._steps - step))} left"
-        if self._bar:
+        if self._has_bar:
             self._bar.update(self._task, completed=step, description=text)
             return
         is_due = taken in (1, STEPS_BEFORE_ESTIMATE) or step == self._steps

@@ -132,3 +132,18 @@ def test_a_failed_build_leaves_nothing_and_keeps_its_error(tmp_path, error, rais
         build_once(tmp_path / "key", fail, is_intact)
     assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]
     assert is_intact(build_once(tmp_path / "key", fill, is_intact))
+
+
+def test_whoever_is_interrupted_while_waiting_leaves_the_work_of_the_builder(tmp_path, monkeypatch):
+    def build(folder):
+        def interrupted(self):
+            raise KeyboardInterrupt
+
+        fill(folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(files.FileLock, "acquire", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                build_once(tmp_path / "key", fill, is_intact)
+        assert is_intact(folder)
+
+    assert is_intact(build_once(tmp_path / "key", build, is_intact))

@@ -39,7 +39,7 @@ tokenizer:
 data:
   train: hub:someone/some-text
   files: ["a-{000..003}.parquet", b.parquet]
-  validation: last_file
+  validation: 0.1
 train:
   batch: 32
   micro_batch: 8
@@ -58,31 +58,8 @@ validation:
 checkpoint: {every: 50, keep: 3}
 """.splitlines()
 VALUES = ["ten", "''", "~", "true", "-1", "1.5", ".nan", "1e999", "9" * 5000, "[]", "{}", "[[[]]]", "{a: {b: c}}"]
-VALUES += [
-    "linear(0, 9)",
-    "{layers: 3, heads: 1e400}",
-    "!!python/object:a.b {}",
-    "&a [*a]",
-    "*a",
-    "|\n  text",
-    '"\\ud800"',
-]
-VALUES += [
-    '"\\UFFFFFFFF"',
-    "'",
-    "[",
-    "@",
-    "%",
-    "\t",
-    "- a",
-    "<<",
-    "hub:a",
-    "builtin",
-    "\x00",
-    "\ufeff",
-    "\u2028",
-    "1:30",
-]
+VALUES += ["linear(0, 9)", "{layers: 3, heads: 1e400}", "!!python/object:a.b {}", "&a [*a]", "*a", "|\n  text"]
+VALUES += ['"\\ud800"', '"\\UFFFFFFFF"', "'", "[", "@", "%", "\t", "- a", "<<", "hub:a", "builtin", "\x00", "\u2028"]
 
 
 @st.composite

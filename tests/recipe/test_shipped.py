@@ -44,15 +44,6 @@ def test_a_starter_is_the_shipped_recipe_with_its_own_comment(job, tmp_path):
     assert len(written) == (2 if job == "chat" else 1)
 
 
-def test_the_commands(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    code, out, _ = run_main(capsys, "recipes", "vit*")
-    assert (code, max(map(len, out.splitlines())) <= 60, "vit_digits" in out) == (0, True, True)
-    assert run_main(capsys, "recipes", "quickstart", "--print")[1] == (ROOT / "recipes/quickstart.yaml").read_text()
-    made = run_main(capsys, "init", str(tmp_path / "x"), "--job", "chat")[1]
-    assert [line.split()[1] for line in made.splitlines() if line.startswith("  lap ")] == ["train", "sft"]
-
-
 @pytest.mark.parametrize("has_split", [True, False])
 def test_a_starter_is_fitted_to_a_folder_of_images(has_split, tmp_path, capsys):
     for part in ("train", "val") if has_split else ("",):

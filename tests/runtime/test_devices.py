@@ -57,11 +57,6 @@ def test_auto_is_bf16_where_the_hardware_has_it(
     assert plan_training(recipe, device=device).precision == ("bf16" if native else "float32")
 
 
-def test_auto_is_float32_on_the_cpu() -> None:
-    assert not compute_policy(torch.device("cpu"), "auto").bf16
-    assert compute_policy(torch.device("cpu"), "bf16").bf16
-
-
 def test_tf32_is_off_whatever_the_surroundings_say() -> None:
     """NVIDIA's containers set the variable; torch itself has TF32 on in convolutions."""
     script = """

@@ -294,13 +294,6 @@ def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
     wait_until_gone(started)
 
 
-def test_inside_torchrun_it_does_not_launch_again(monkeypatch):
-    assert needs_launch(Processes(nproc="2"))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert not needs_launch(Processes(nproc="2"))
-
-
 @pytest.mark.parametrize(("number", "is_host"), [(0, "1"), (1, "0")])
 def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
     from torch.distributed.run import config_from_args, parse_args
@@ -337,11 +330,8 @@ def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, c
     ("processes", "named"),
     [
         (Processes("many"), "--nproc"),
-        (Processes("0"), "--nproc"),
         (Processes("1", nnodes="2"), "--rdzv HOST:PORT"),
-        (Processes("1", nnodes="2", rdzv="nowhere"), "HOST:PORT"),
         (Processes("1", nnodes="2", rdzv="a:1", node_rank=2), "--node-rank"),
-        (Processes("1", nnodes="0"), "--nnodes"),
         (Processes("1", nnodes="4:2", rdzv="a:1"), "4:2"),
         (Processes("1", nnodes="2:4", rdzv="a:1"), "--max-restarts"),
     ],

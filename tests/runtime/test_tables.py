@@ -5,14 +5,7 @@ import io
 
 import pytest
 
-from lapcli.runtime.tables import aligned, fitted, to_csv, wrapped_message
-
-
-def test_columns_begin_or_end_at_the_same_place():
-    lines = aligned([["name", "n"], ["a", "10"], ["longer name", "5"]], right=[1])
-    assert [line.rstrip()[-1] for line in lines] == ["n", "0", "5"]
-    assert len({len(line) for line in lines}) == 1
-    assert lines[1].split() == ["a", "10"]
+from lapcli.runtime.tables import fitted, to_csv, wrapped_message
 
 
 def test_csv_reads_back_as_it_was_and_nothing_is_an_empty_field():

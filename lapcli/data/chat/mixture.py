@@ -28,6 +28,7 @@ from lapcli.recipe.chat import GENERATED, ChatRecipe, ChatStageRecipe, DataSet, 
 from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
+from lapcli.runtime.tables import aligned
 
 VERSION = 6  # of the files and of the wording of generated rows
 OWN_HELD_OUT = 0.05  # fraction of one's own conversations
@@ -234,15 +235,13 @@ def count_stage(stage: Stage | ChatStageRecipe) -> dict[str, Any]:
 
 def counts_as_text(name: str, counts: dict[str, Any]) -> str:
     steps = "by tokens, known once rendered" if counts["steps"] is None else f"{counts['steps']:,}"
-    lines = [f"{name}: {counts['batch']:,} {counts['unit']} a step, steps: {steps}"]
-    for part in ("train", "validation"):
-        lines += ["  held out"] if part == "validation" and counts[part] else []
+    rows = []
+    for part, before in (("train", "  "), ("validation", "  held out: ")):
         for count in counts[part]:
-            rows = "all" if count["rows"] is None else f"{count['rows']:,}"
-            rows = rows if count["repeats"] == 1 else f"{count['repeats']} x {rows}"
-            lines.append(f"  {count['name']:<24}{rows:>14}")
-    total = counts["rows"]
-    return "\n".join([*lines, f"  {'rows to train on':<24}{'unknown' if total is None else f'{total:,}':>14}"])
+            shown = "all" if count["rows"] is None else f"{count['rows']:,}"
+            rows.append((before + count["name"], shown if count["repeats"] == 1 else f"{count['repeats']} x {shown}"))
+    rows.append(("  rows to train on", "unknown" if counts["rows"] is None else f"{counts['rows']:,}"))
+    return "\n".join([f"{name}: {counts['batch']:,} {counts['unit']} a step, steps: {steps}", *aligned(rows, {1})])
 
 
 def _sum(counts: Sequence[dict[str, Any]]) -> int | None:

@@ -158,10 +158,12 @@ class TableImages(ImageSet):
             have = ", ".join(table.column_names)
             raise DataError(f"{place} needs one column of images and one of labels; it has {have} (data.label_column)")
         column = np.array(table[labels[0]][:])  # a column of `datasets` 4 is lazy; the slice reads it once
-        if column.dtype.kind not in "iu" or not 0 <= column.min() <= column.max() < MOST_CLASSES:
+        feature = features[labels[0]]
+        names = feature.names if isinstance(feature, ClassLabel) else None
+        most = MOST_CLASSES if names is None else len(names)
+        if column.dtype.kind not in "iu" or not 0 <= column.min() <= column.max() < most:
             raise DataError(f"{place}: {labels[0]} has labels that are no numbers of classes; set data.label_column")
-        is_named = isinstance(features[labels[0]], ClassLabel)
-        super().__init__(column, features[labels[0]].names if is_named else map(str, range(column.max() + 1)))
+        super().__init__(column, names or map(str, range(column.max() + 1)))
         self._column = images[0]
         self._table = table.select_columns(images).cast_column(self._column, ImageFeature(decode=False))
 

@@ -36,7 +36,7 @@ from lapcli.runtime.environment import cache_dir
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import Progress
 
-VERSION = 6  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
+VERSION = 7  # of the files under cache/text and cache/tokenizers; changing it rebuilds them
 TOKENIZER = "tokenizer.json"
 DEFAULT_FRACTION = 1 / 20
 PART_BYTES = 1 << 26  # consecutive files are tokenised into one part as long as they have fewer bytes together
@@ -59,12 +59,8 @@ class Corpus:
 
     def __init__(self, source: TextSource, files: Sequence[Path], progress: Progress | None = None) -> None:
         self.source, self.files, self._progress = source, files, progress
-        self._holds_out_a_file = source.validation == "last_file" or (source.validation is None and len(files) > 1)
-        if self._holds_out_a_file and len(files) < 2:
-            raise DataError(
-                f"data.validation: last_file, but the source has only {files[0]}; give a fraction or more files"
-            )
-        self._fraction = source.validation if isinstance(source.validation, float) else DEFAULT_FRACTION
+        self._holds_out_a_file = source.validation is None and len(files) > 1
+        self._fraction = source.validation or DEFAULT_FRACTION
         # A source in random order is used in that order, also for the documents that are held out.
         self.seed = None if source.shuffled else 0
         self._keys = [file_key(path) for path in files]

@@ -10,7 +10,7 @@ from support import built
 from timm.data import create_transform
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from lapcli.data.images.augmentation import evaluation_transform, normalise, training_transform
+from lapcli.data.images.augmentation import normalise, training_transform
 from lapcli.data.images.image_set import FolderImages
 from lapcli.data.images.loader import ImageBatches, ImageLoader, Reader, pair_order, seed_everything
 from lapcli.data.images.sources import Digits
@@ -95,18 +95,6 @@ def test_the_strongest_randaugment_works():
     for index in range(30):
         seed_everything(0, 0, index, 0)
         transform(image)
-
-
-def test_evaluation_is_resize_and_centre_crop():
-    from PIL import Image
-
-    source = ImageSource(train="x", crop_ratio=0.5)
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
-    image = Image.fromarray(pixels)
-    # The shorter side of 48 becomes 8 / 0.5 = 16, then the centre of 16 x 21.
-    resized = np.asarray(image.resize((16, 21), Image.Resampling.BICUBIC))
-    ours = evaluation_transform(source, 8)(image).transpose(1, 2, 0)
-    assert any(np.array_equal(ours, resized[top : top + 8, 4:12]) for top in (6, 7))
 
 
 def test_the_global_batch_is_the_same_for_one_and_two_processes():

@@ -31,14 +31,11 @@ def test_every_document_is_on_one_side_once(stories, shuffled):
 def test_the_last_of_several_files_is_held_out(tmp_path):
     for name in "cab":
         jsonl(tmp_path / f"{name}.jsonl", [f"{name} {story(i)}" for i in range(9)])
-    for keys in ({}, {"validation": "last_file"}):
-        prepared = prepare_text(source(tmp_path, **keys), TOKENIZER)
-        assert sorted(documents(prepared, "validation")) == [f"c {story(i)}" for i in range(9)]
-        assert {text[0] for text in documents(prepared, "train")} == {"a", "b"}
+    prepared = prepare_text(source(tmp_path), TOKENIZER)
+    assert sorted(documents(prepared, "validation")) == [f"c {story(i)}" for i in range(9)]
+    assert {text[0] for text in documents(prepared, "train")} == {"a", "b"}
     by_list = prepare_text(source(tmp_path, files=["c.jsonl", "b.jsonl"]), TOKENIZER)
     assert {text[0] for text in documents(by_list, "validation")} == {"b"}
-    with pytest.raises(DataError, match=r"last_file.*only .*a\.jsonl"):
-        prepare_text(source(tmp_path / "a.jsonl", validation="last_file"), TOKENIZER)
 
 
 def test_parts_are_built_by_file_and_reused_with_other_files(tmp_path, lap_cache, monkeypatch):
@@ -89,16 +86,6 @@ def test_the_tokenizer_never_sees_what_is_held_out(tmp_path):
     by_fraction = prepare_text(source(tmp_path / "a.jsonl", validation=0.5), TOKENIZER)
     alone = train_tokenizer(sorted(documents(by_fraction, "train")), 280, max_chars=10**9, crop=10**9)
     assert alone.sha256 == by_fraction.tokenizer.sha256
-
-
-def test_a_named_tokenizer_is_used(stories, tmp_path):
-    path = tmp_path / "mine.json"
-    mine = train_tokenizer(["other words"] * 3, 270, max_chars=10**9, crop=10**9)
-    mine.save(path)
-    prepared = prepare_text(source(stories), TokenizerSection(file=str(path), vocab=270))
-    assert prepared.tokenizer.sha256 == mine.sha256
-    with pytest.raises(DataError, match=r"tokenizer\.vocab to 270"):
-        prepare_text(source(stories), TokenizerSection(file=str(path), vocab=280))
 
 
 CHILD = """
