@@ -3,12 +3,12 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lapcli.commands import options
-from lapcli.commands.train import summary_lines
+from lapcli.commands.train import print_summary
 from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process, require_extra
 from lapcli.runtime.environment import runs_dir as default_runs_dir
@@ -16,7 +16,6 @@ from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
 
 if TYPE_CHECKING:
-    from lapcli.recipe.chat import ChatRecipe
     from lapcli.recipe.schema import InitFrom
     from lapcli.runs import Run
 
@@ -27,7 +26,7 @@ STARTS = {"language_model", "chat"}
 EXAMPLES = """\b
 Examples:
   lap sft recipes/chat_quickstart.yaml --run quickstart
-  lap sft recipes/chat561m.yaml --stage sft --run gpt561m_5L --nproc 8
+  lap sft recipes/chat561m.yaml --run gpt561m_5L --nproc 8 --set stages.midtrain=null
   lap sft recipes/chat561m.yaml --init-from run:gpt561m_5L@10000 --name my_chat
   lap sft recipes/chat561m.yaml --dry-run
 """
@@ -42,7 +41,6 @@ def sft(
         ),
     ] = None,
     init_from: options.InitFrom = None,
-    stage: Annotated[Literal["midtrain", "sft"] | None, typer.Option("--stage", help="Train this stage only.")] = None,
     set_: options.Set = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="Folder with copies of the recipe's data sets, by name.")
@@ -68,6 +66,7 @@ def sft(
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
     from lapcli.data.chat.formats import load_chat_recipe
+    from lapcli.data.chat.mixture import count_stage, counts_as_text
     from lapcli.recipe.data_sources import check_local_files
     from lapcli.recipe.schema import InitFrom
     from lapcli.runs import INFO, check_start, find_run
@@ -81,7 +80,9 @@ def sft(
     processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
     if dry_run:
         processes.check()
-        _print_counts(loaded, as_json)
+        counts = {name: count_stage(stage) for name, stage in loaded.stages.given().items()}
+        text = "\n\n".join(counts_as_text(name, count) for name, count in counts.items())
+        print(json.dumps(counts, indent=2) if as_json else text)
         return
     from lapcli.runtime.progress import say_start
 
@@ -115,7 +116,6 @@ def sft(
             start_from,
             runs_dir=folder,
             name=run_name,
-            only=stage,
             fresh=fresh,
             step_timeout=step_timeout,
             console=console,
@@ -136,16 +136,6 @@ def _name_of(start: "Run | None", given: "InitFrom | None") -> str:
     return Path(given.source.removeprefix(RUN).partition("@")[0]).name
 
 
-def _print_counts(recipe: "ChatRecipe", as_json: bool) -> None:
-    from lapcli.data.chat.mixture import count_stage, counts_as_text
-
-    counts = {name: count_stage(stage) for name, stage in recipe.stages.given().items()}
-    if as_json:
-        print(json.dumps(counts, indent=2))
-    else:
-        print("\n\n".join(counts_as_text(name, count) for name, count in counts.items()))
-
-
 def _print_result(runs: "list[Run]", as_json: bool) -> None:
     from lapcli.runs import read_summary
 
@@ -153,8 +143,6 @@ def _print_result(runs: "list[Run]", as_json: bool) -> None:
         print(json.dumps([{"run": str(run.path), **run.info, **read_summary(run)} for run in runs], indent=2))
         return
     for run in runs:
-        print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {run.info['weights_sha256'][:16]}")
-        for line in summary_lines(read_summary(run)):
-            print(line)
+        print_summary(run, read_summary(run))
     print("\nNext:")
     print(f"  lap chat {runs[-1].name}{options.runs_dir_option(runs[-1].path.parent)}")
