@@ -20,7 +20,6 @@ from lapcli.models.dino_vit import StudentTeacher
 from lapcli.models.gpt import GPT, GPTConfig, KVCache
 from lapcli.models.vit import build_vit
 from lapcli.objectives import classification, language_model, schedules
-from lapcli.recipe import recipe_hash
 from lapcli.runtime.errors import DataError
 
 torch.set_num_threads(1)
@@ -275,13 +274,6 @@ class TestPlans:
         with pytest.raises(ValueError) as error:  # noqa: PT011
             head_plan(spec, 3, 4)
         assert message in str(error.value)
-
-    def test_a_recipe_takes_one_of_the_two_forms(self, tmp_path) -> None:
-        text = write_text(tmp_path / "text.txt")
-        with pytest.raises(Exception, match="either operators or laplacian_heads"):
-            tiny_recipe(text, model={"operators": {"laplacian": 2}})
-        plain = tiny_recipe(text)
-        assert recipe_hash(plain) == recipe_hash(tiny_recipe(text, model={"operators": None}))
 
 
 class TestLaplacianize:

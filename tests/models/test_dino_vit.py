@@ -24,10 +24,6 @@ def tiny_timm(heads=4):
     return timm.create_model("vit_small_patch16_dinov3", **TIMM_OPTIONS, **options).eval()
 
 
-def test_the_papers_size():
-    assert sum(p.numel() for p in DinoViT(DinoModel()).parameters()) == 21_599_616
-
-
 def test_timm_computes_the_same_and_the_names_map_both_ways():
     ours, theirs = tiny().eval(), tiny_timm()
     theirs.load_state_dict(to_timm(ours.state_dict()))

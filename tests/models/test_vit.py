@@ -47,12 +47,6 @@ def test_without_laplacian_heads_it_is_timms_model_to_the_bit():
     assert not torch.equal(turned(x), stock(x))
 
 
-def test_drop_path_has_one_rate_in_every_block():
-    uniform = build_vit(ViTModel(**SMALL, drop_path=0.3))
-    rates = [drop.drop_prob for block in uniform.blocks for drop in (block.drop_path1, block.drop_path2)]
-    assert rates == [0.3] * 6
-
-
 def test_weight_decay_passes_over_what_timm_passes_over():
     model = build_vit(ViTModel(**SMALL))
     exempt, decayed = param_groups_weight_decay(model, weight_decay=0.05, no_weight_decay_list=model.no_weight_decay())

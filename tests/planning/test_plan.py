@@ -74,12 +74,6 @@ def test_the_papers_gpt():
     assert one.memory["gradients"] >= one.memory["weights"]  # accumulated, beside the activations
 
 
-def test_epochs_leave_the_steps_to_the_data():
-    plan = plan_training(load_recipe(QUICKSTART, ["train.steps=null", "train.epochs=2"]))
-    assert (plan.steps, plan.facts.values["tokens"], plan.flops, plan.hours) == (None, None, None, None)
-    assert "epochs" in plan.to_text()
-
-
 @pytest.mark.long
 def test_the_papers_self_supervised_vits():
     recipe = load_recipe(ROOT / "recipes/dino_vits_3L.yaml")

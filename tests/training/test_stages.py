@@ -2,23 +2,20 @@
 
 import io
 import json
-import shutil
 
 import pytest
 import support
 import torch
 from support import (
-    lap,
     tiny_chat_recipe,
     tiny_recipe,
     train_here,
     write_text,
 )
 
-from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
+from lapcli.recipe import recipe_from_dict, recipe_to_dict
 from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import LogConsole
-from lapcli.training.metrics import read_metrics
 from lapcli.training.stages import train_stages
 
 torch.set_num_threads(1)
@@ -69,23 +66,3 @@ def test_a_malformed_conversation_stops_the_run(pretrained, tmp_path):
     with pytest.raises(DataError, match=r"chats.jsonl, row 41: message 1 has the role 'assistant'"):
         train_here(staged(pretrained, tmp_path, "sft"), tmp_path / "runs")
     assert not (tmp_path / "runs" / "run").exists()  # before the first step there is nothing to keep
-
-
-@pytest.mark.long
-def test_two_processes_train_both_stages_to_the_same_losses(pretrained, tmp_path, shared_cache):
-    """Ranks that meet once for two runs."""
-    recipe = tiny_chat_recipe(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(recipe_to_yaml(recipe))
-    shutil.copytree(pretrained.path, tmp_path / "two" / "base")
-    options = ["--runs-dir", str(tmp_path / "two"), "--name", "x"]
-    result = lap("sft", str(tmp_path / "tiny.yaml"), *options, cache=shared_cache, processes=2)
-    assert result.returncode == 0, result.stderr
-    one = train(pretrained, tmp_path, recipe)
-    for run in one:
-        two = tmp_path / "two" / run.name
-        assert json.loads((two / "run.json").read_text())["world_size"] == 2
-        expected, found = (
-            [line["loss"] for line in read_metrics(folder / "metrics.jsonl") if "loss" in line]
-            for folder in (run.path, two)
-        )
-        assert found == pytest.approx(expected, rel=1e-4)
