@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lapcli.data.chat.conversation import question_and_answer, render_prompt
 from lapcli.export.weights import DTYPES, ExportedModel
-from lapcli.generation.engine import generate
+from lapcli.generation.engine import Engine, Sampling
 from lapcli.heads.plan import head_plan
 from lapcli.models.gpt import GPT
 from lapcli.runtime.errors import LapError
@@ -106,7 +106,7 @@ def _verify_hf(exported: ExportedModel, folder: Path) -> list[Comparison]:
 def _greedy(model: GPT, prompt: list[int], tokens: list[int], ends: set[int]) -> Comparison:
     """Compare greedy tokens up to the first one that ends an answer."""
     name = "greedy, padded batch"
-    expected = generate(model, prompt, NEW_TOKENS)
+    ((expected,),) = Engine(model).complete([prompt], Sampling(NEW_TOKENS))
     stop = next((n + 1 for n, token in enumerate(expected) if token in ends), len(expected))
     expected = expected[:stop]
     if tokens == expected:

@@ -8,7 +8,7 @@ Stochastic depth drops whole images from a branch: of b images `max(int(b (1 - r
 for each branch and crop size, and the branch's output for them is scaled by b / kept.
 
 State-dict names are those of timm's `vit_small_patch16_dinov3` (built with `attn_type="rope"` and biases), where only
-the mask token has no counterpart: `to_timm` and `from_timm`.
+the mask token has no counterpart: `to_timm`.
 
 Student and teacher are such a ViT and two heads each, one for class tokens (DINO) and one for patches (iBOT). The
 teacher starts as a copy of the student and follows it: teacher <- m teacher + (1 - m) student. It has no gradient and
@@ -251,11 +251,6 @@ def _by_image(x_NC: Tensor, groups: Sequence[CropGroup]) -> list[Tensor]:
 def to_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert for `timm.create_model("vit_small_patch16_dinov3", **TIMM_OPTIONS)`, without the mask token."""
     return {name: value for name, value in state.items() if name != "mask_token"}
-
-
-def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert from timm, whose models hide no patches: the mask token starts at zero."""
-    return {**state, "mask_token": torch.zeros_like(state["cls_token"][0])}
 
 
 #: Options with which timm's model computes the same function, without a head.

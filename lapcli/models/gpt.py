@@ -75,16 +75,11 @@ def rms_norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],))
 
 
-def relu_squared(x: Tensor) -> Tensor:
-    """Compute relu(x)^2 and save only the result, as compiled code does: the largest activation of a block once."""
-    if torch.compiler.is_compiling():
-        return F.relu(x).square()
-    y: Tensor = _ReLUSquared.apply(x)
-    return y
-
-
 class _ReLUSquared(torch.autograd.Function):
-    """dx = 2 relu(x) dy = 2 sqrt(y) dy"""
+    """Compute y = relu(x)^2 and save only the result, as compiled code does: the largest activation of a block once.
+
+    dx = 2 relu(x) dy = 2 sqrt(y) dy
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -221,7 +216,8 @@ class MLP(nn.Module):
         self.down = Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(relu_squared(self.up(x)))
+        hidden = self.up(x)
+        return self.down(F.relu(hidden).square() if torch.compiler.is_compiling() else _ReLUSquared.apply(hidden))
 
 
 class Block(nn.Module):
@@ -312,18 +308,6 @@ class GPT(nn.Module):
         angles_PD = torch.arange(self.config.positions, dtype=torch.float32, device=device)[:, None] * frequencies
         dtype = torch.bfloat16 if self.config.rotary_precision == "bf16" else torch.float32
         self.cos_PD, self.sin_PD = angles_PD.cos().to(dtype), angles_PD.sin().to(dtype)
-
-    def use_bf16(self) -> "GPT":
-        """Compute in bf16: the embedding and with it all activations; the other weights stay float32."""
-        self.embed.to(torch.bfloat16)
-        return self
-
-    def cast_weights(self) -> "GPT":
-        """Cast the weights of an evaluation model once to the dtype of the activations, as every use would."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.to(self.embed.weight.dtype)
-        return self
 
     def use_compile(self, *, any_length: bool = False) -> "GPT":
         """Compile the blocks and the elementwise part of the loss, in training and its validation: `loss` uses them.

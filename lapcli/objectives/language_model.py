@@ -16,11 +16,11 @@ from lapcli.checkpoint import Checkpoint, load_weights
 from lapcli.data.text.batches import TokenBatches
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.data.text.tokens import TextData, describe_source, prepare_text, tokenise
-from lapcli.generation.engine import generate
+from lapcli.generation.engine import Engine, Sampling
 from lapcli.heads.laplacian import operator_parameters
 from lapcli.measures.tokens import bits_per_byte
 from lapcli.models.compiling import pad_rows
-from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
+from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig, Linear
 from lapcli.objectives.objective import LoadedModel, Objective, ParameterGroup, PlanFacts, decay_groups
 from lapcli.objectives.weights import Weights, inherited_tokenizer, open_weights, tokenizer_of
 from lapcli.recipe.optimizers import MuonSection
@@ -77,7 +77,7 @@ class GPTObjective(Objective[R]):
             model.initialise(torch.Generator().manual_seed(self.recipe.seed))
         model.policy = self.policy
         if self.policy.bf16:
-            model.use_bf16()
+            model.embed.to(torch.bfloat16)  # and with it all activations; the other weights stay float32
         self.model = model.to(device)
         if self.policy.compiles:
             check_compiler(device.type)
@@ -203,7 +203,10 @@ class GPTObjective(Objective[R]):
         model = objective.model
         if checkpoint is not None:
             load_weights(checkpoint.weights, model, str(model.config.head_plan()))
-        return LoadedModel.from_run(run, checkpoint, model.cast_weights().eval(), device, tokenizer=tokenizer)
+        for module in model.modules():
+            if isinstance(module, Linear):  # cast once to the dtype of the activations, as every use would
+                module.to(model.embed.weight.dtype)
+        return LoadedModel.from_run(run, checkpoint, model.eval(), device, tokenizer=tokenizer)
 
 
 class LanguageModel(GPTObjective[LanguageModelRecipe]):
@@ -274,13 +277,14 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         settings = self.recipe.validation
         if not settings.prompts:
             return {}
-        sampling = {"temperature": settings.temperature, "top_k": settings.top_k, "seed": self.recipe.seed}
-        continuations = [
-            self.tokenizer.decode(generate(self.model, ids, settings.sample_tokens, **sampling))  # type: ignore[arg-type]
-            for ids in self._prompts
-        ]
-        pairs = zip(settings.prompts, continuations, strict=True)
-        return {"samples": [{"prompt": prompt, "continuation": text} for prompt, text in pairs]}
+        sampling = Sampling(settings.sample_tokens, settings.temperature, settings.top_k, self.recipe.seed)
+        completions = Engine(self.model).complete(self._prompts, sampling)  # past any end token
+        return {
+            "samples": [
+                {"prompt": prompt, "continuation": self.tokenizer.decode(samples[0])}
+                for prompt, samples in zip(settings.prompts, completions, strict=True)
+            ]
+        }
 
     @classmethod
     def fetch(cls, recipe: LanguageModelRecipe, progress: Progress, part: slice | None = None) -> dict[str, Any]:

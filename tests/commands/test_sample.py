@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import run_main
 
-from lapcli.generation.engine import generate
+from lapcli.generation.engine import Engine, Sampling
 from lapcli.objectives.weights import find_checkpoint, open_run
 from lapcli.runs import read_run
 
@@ -19,10 +19,11 @@ def runs(chat_runs, monkeypatch):
 
 
 def test_a_base_model_continues_the_text(runs, capsys):
-    """The likeliest tokens after <|bos|> and the prompt, as `generate` gives them without cache rows or text pieces."""
+    """The likeliest tokens after <|bos|> and the prompt, as the engine gives them without text pieces."""
     run = read_run(runs / "quickstart")
     model, tokenizer = open_run(run, find_checkpoint(run, "last"), torch.device("cpu")).language_model()
-    tokens = generate(model, [tokenizer.bos, *tokenizer.encode("The list type")], 12)
+    prompt = [tokenizer.bos, *tokenizer.encode("The list type")]
+    ((tokens,),) = Engine(model).complete([prompt], Sampling(12))
     code, out, err = run_main(
         capsys, "sample", "--run", "quickstart", "--prompt", "The list type", "--temperature", "0", "--max-tokens", "12"
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.generation.engine import Engine, RowCache, Sampling, generate
+from lapcli.generation.engine import Engine, RowCache, Sampling
 from lapcli.models.gpt import GPT, GPTConfig, KVCache
 
 torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def test_greedy_is_the_likeliest_of_the_whole_forward(laplacian_heads, kv_heads)
     plain, turned = (randomised(k, kv_heads=kv_heads)(torch.tensor([PROMPT])) for k in (0, 4))
     assert (plain - turned).abs().max() > 0.1
     model = randomised(laplacian_heads, kv_heads=kv_heads)
-    assert generate(model, PROMPT, 20) == likeliest(model, PROMPT, 20)
+    assert Engine(model).complete([PROMPT], Sampling(20)) == [[likeliest(model, PROMPT, 20)]]
 
 
 @settings(max_examples=40, deadline=None)
