@@ -298,7 +298,7 @@ class Network(nn.Module):
 class StudentTeacher(nn.Module):
     def __init__(self, section: DinoModel, seed: int | None = None) -> None:
         super().__init__()
-        # Weights are drawn on the CPU, and the caller's generator is restored.
+        # Weights are initialised on the CPU, and the caller's generator is restored.
         with torch.random.fork_rng(devices=[]):
             if seed is not None:
                 torch.manual_seed(seed)

@@ -98,7 +98,7 @@ class _ReLUSquared(torch.autograd.Function):
 
 
 class Linear(nn.Module):
-    """A linear layer without bias; the float32 weight is cast to the dtype of its input. `GPT.initialise` draws it."""
+    """A linear layer without bias; the float32 weight is cast to the dtype of its input. `GPT.initialise` sets it."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embedding; `GPT.initialise` draws its weight."""
+    """Token embedding; `GPT.initialise` sets its weight."""
 
     def __init__(self, vocab: int, width: int) -> None:
         super().__init__()
@@ -248,9 +248,9 @@ class GPT(nn.Module):
     residual_lambdas: Tensor  # L, as the next; only where the config switches them on
     x0_lambdas: Tensor
 
-    def __init__(self, config: GPTConfig, *, is_drawn: bool = True) -> None:
-        """Without `is_drawn` the weights are uninitialized, to be loaded over. On the meta device they always are,
-        until the model has storage and `initialise` is called."""
+    def __init__(self, config: GPTConfig, *, is_initialised: bool = True) -> None:
+        """Without `is_initialised` the weights are arbitrary, to be overwritten by loading. On the meta device they are
+        too, until the model has storage and `initialise` is called."""
         super().__init__()
         self.config = config
         self._compiled_hidden: Callable[[Tensor], Tensor] | None = None
@@ -270,7 +270,7 @@ class GPT(nn.Module):
             self.register_buffer(name, table, persistent=False)
         if self.embed.weight.is_meta:
             return
-        if is_drawn:
+        if is_initialised:
             self.initialise()
         else:
             self.fill_rotary_tables()
@@ -279,7 +279,7 @@ class GPT(nn.Module):
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Set every weight and table; needed after a model built on the meta device was given storage."""
         for name, weight in self.named_parameters():
-            # Drawn last, so that the other weights do not depend on them.
+            # Initialised last, so that the other weights do not depend on them.
             if ".operators." in name or name.startswith(ADDED) or "value_gate" in name:
                 continue
             if name == "embed.weight":

@@ -19,7 +19,7 @@ from lapcli.recipe.vision import ViTModel
 
 def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
     """Build the model of a recipe on the CPU; for one seed the weights do not depend on the head operators."""
-    # Weights are drawn on the CPU, and the caller's generator is restored.
+    # Weights are initialised on the CPU, and the caller's generator is restored.
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)

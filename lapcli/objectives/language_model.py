@@ -71,7 +71,7 @@ class GPTObjective(Objective[R]):
         compiles = False if self.any_length and train.compile == "auto" else train.compile
         self.policy = policy or compute_policy(device, train.precision, compiles)
         with device if device.type == "meta" else contextlib.nullcontext():
-            model = GPT(gpt_config(self.recipe), is_drawn=False)
+            model = GPT(gpt_config(self.recipe), is_initialised=False)
         if is_initialised and device.type != "meta":
             # On the CPU, so that a seed gives the same weights on every device.
             model.initialise(torch.Generator().manual_seed(self.recipe.seed))
@@ -107,10 +107,10 @@ class GPTObjective(Objective[R]):
         muon = {"steps": settings.newton_schulz_steps, "dtype": torch.bfloat16 if bf16 else torch.float32}
         embedding, head = ({name: named.pop(name)} for name in ("embed.weight", "head.weight"))
         # Sorted, because the order of a set of names varies between processes, and sums over gradients with it.
-        learnt = {name: named.pop(name) for name in sorted(operator_parameters(model))}
+        learned = {name: named.pop(name) for name in sorted(operator_parameters(model))}
         undecayed = {**adamw, "weight_decay": 0.0}
         # The head's rate in nanochat, before the recipe's factor for the width.
-        operators = [ParameterGroup("operators", "adamw", 0.004 * width_factor, learnt, undecayed)] if learnt else []
+        operators = [ParameterGroup("operators", "adamw", 0.004 * width_factor, learned, undecayed)] if learned else []
         lambdas = {name: {name: named.pop(name)} for name in LAMBDAS if name in named}
         values = {name: named.pop(name) for name in list(named) if name.startswith("value_embed.")}
         # nanochat's of July 2026: these rates do not shrink with the width.
@@ -228,7 +228,7 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         self._sequences = TokenBatches(
             data.train, context=context, batch=train.batch, seed=recipe.seed, shuffled=recipe.data.shuffled
         )
-        # The validation text in stream order: `shuffled` means that no order is drawn.
+        # The validation text in stream order: `shuffled` keeps the order.
         self._validation = TokenBatches(data.validation, context=context, batch=1, seed=0, shuffled=True)
         wanted = recipe.validation.tokens // context
         self._validation_sequences = max(1, min(wanted, self._validation.sequences_per_epoch))

@@ -29,7 +29,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "attention": ("attention", {}),
     "laplacian": ("laplacian", {}),
     "mix": ("mix", {"alpha": 0.7, "beta": -1.3}),
-    "learnt mix": ("mix", {"learn": ["alpha", "beta"]}),
+    "learned mix": ("mix", {"learn": ["alpha", "beta"]}),
     "value-only": ("value-only", {}),
     "centered": ("centered", {}),
     "attnscale": ("attnscale", {}),
@@ -95,12 +95,12 @@ def dense(layer: HeadOperators, given: dict[str, Tensor], visible_BHTS: Tensor) 
 
 
 def definition(
-    operator: Any, P: Tensor, I_TS: Tensor, U: Tensor, v: Tensor, x: Tensor, learnt: dict[str, Tensor]
+    operator: Any, P: Tensor, I_TS: Tensor, U: Tensor, v: Tensor, x: Tensor, learned: dict[str, Tensor]
 ) -> Tensor:
     """The formula of each operator's paper, with all matrices written out."""
 
     def value(name: str) -> Any:
-        return learnt[name][:, None, None] if name in learnt else getattr(operator, name)
+        return learned[name][:, None, None] if name in learned else getattr(operator, name)
 
     o = P @ v
     match operator.name:
@@ -119,10 +119,10 @@ def definition(
         case "exclusive":
             own = I_TS @ v
             projection = own[..., :, None] * own[..., None, :] / own.square().sum(-1)[..., None, None]
-            share = learnt["gate"].tanh()[:, None, None] if "gate" in learnt else 1
+            share = learned["gate"].tanh()[:, None, None] if "gate" in learned else 1
             return o - share * (projection @ o[..., None])[..., 0]
         case "gate":
-            rows = learnt["weight"].chunk(o.shape[1])
+            rows = learned["weight"].chunk(o.shape[1])
             gated = [head / (1 + (-(x @ W.mT)[:, None]).exp()) for head, W in zip(o.split(1, 1), rows, strict=True)]
             return torch.cat(gated, dim=1)
     raise ValueError(operator.name)
@@ -187,7 +187,7 @@ def test_other_weights_start_the_same(operators: Any) -> None:
 
     def drawn(operators: Any) -> GPT:
         model = GPT(
-            GPTConfig(layers=3, heads=H, width=WIDTH, vocab=17, context=16, operators=operators), is_drawn=False
+            GPTConfig(layers=3, heads=H, width=WIDTH, vocab=17, context=16, operators=operators), is_initialised=False
         )
         model.initialise(torch.Generator().manual_seed(3))
         return model
@@ -213,9 +213,9 @@ def test_what_operators_learn_is_never_decayed_and_never_muons(tmp_path) -> None
         *images.parameter_groups(),
         *schedules.parameter_groups(dino, StudentTeacher(dino.model)),
     ]
-    learnt = [(group, name) for group in groups for name in group.parameters if ".operators." in name]
-    assert len(learnt) == 3 * 8
-    for group, name in learnt:
+    learned = [(group, name) for group in groups for name in group.parameters if ".operators." in name]
+    assert len(learned) == 3 * 8
+    for group, name in learned:
         changed = group.at_step(1000) if group.at_step else {}
         assert group.optimizer == ("lamb" if group.name == "without decay" else "adamw"), (
             name
