@@ -59,15 +59,12 @@ def sample(
 
     say_start(f"{chosen.path}: loading torch and the model")
 
-    import torch
-
     from lapcli.generation import dialogue
     from lapcli.generation.engine import Engine, Sampling
     from lapcli.objectives.weights import find_checkpoint, open_run
-    from lapcli.runtime.ranks import pick_device
 
     weights = find_checkpoint(chosen, checkpoint)
-    loaded = open_run(chosen, weights, torch.device(pick_device(chosen.recipe.train.device)))
+    loaded = open_run(chosen, weights)
     print(f"{chosen.path}, step {weights.step}, weights sha256 {weights.weights_sha256}", file=sys.stderr)
     model, tokenizer = loaded.language_model()
     is_chat = CHAT in OBJECTIVES[chosen.recipe.objective].gives

@@ -62,6 +62,7 @@ from lapcli.runs import (
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.ranks import pick_device
 
 Recipe = TypeVar("Recipe", bound=BaseRecipe)
 REMEDY = "change the recipe's model, or start from other weights"
@@ -93,8 +94,11 @@ def find_checkpoint(run: Run, which: str) -> Checkpoint:
     return checkpoint
 
 
-def open_run(run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False) -> LoadedModel:
-    """Load the run's model with the weights of that checkpoint, or untrained without one."""
+def open_run(
+    run: Run, checkpoint: Checkpoint | None, device: torch.device | None = None, *, float32: bool = False
+) -> LoadedModel:
+    """Load the run's model with the weights of that checkpoint, or untrained without one; by default on its device."""
+    device = device or torch.device(pick_device(run.recipe.train.device))
     return objective_of(run.recipe).load(run, checkpoint, device, float32=float32)
 
 

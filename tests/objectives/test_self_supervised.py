@@ -3,11 +3,10 @@ teacher that follows its student, and a collapse that is named."""
 
 import pytest
 import torch
-from dino_support import WHOLE, dino_recipe, loss_in_two_processes, objective
+from dino_support import WHOLE, dino_recipe, objective
 from objectives_support import build
-from support import ROOT, process
+from support import ROOT
 
-from lapcli.objectives.dino_losses import sinkhorn_targets
 from lapcli.recipe import RecipeError, load_recipe
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import UsageError
@@ -62,30 +61,6 @@ def test_a_group_cannot_be_cut():
         dino_recipe(train={"micro_batch": 2})
     with pytest.raises(UsageError, match="shared evenly"):
         objective(dino_recipe(), 0, 4)  # two groups, four processes
-
-
-def test_two_processes_give_the_sinkhorn_and_the_loss_of_one(tmp_path):
-    """Rows differ in number; each process has one group, the single one both."""
-    children = [process(loss_in_two_processes, rank, str(tmp_path)) for rank in range(2)]
-    for child in children:
-        child.start()
-    alone = objective(dino_recipe(**WHOLE))
-    loss = alone.loss(alone.batch(5, 0))
-    loss.backward()
-    for child in children:
-        child.join(300)
-        assert child.exitcode == 0
-    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    logits = torch.randn(12, 7, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(torch.cat([p["targets"] for p in parts]), sinkhorn_targets(logits, 0.05), atol=1e-6)
-    assert float(sum(p["loss"] for p in parts)) / 2 == pytest.approx(float(loss.detach()), rel=1e-5)
-    for name, parameter in alone.model.named_parameters():
-        if parameter.grad is not None:
-            both = parts[0]["gradients"][name] + parts[1]["gradients"][name]
-            rounding = 1e-5 * max(1.0, float(parameter.grad.abs().max()))  # of sums in another order
-            assert torch.allclose(both, parameter.grad, rtol=0, atol=rounding), name
-    ibot = sum(float(part["seen"]["loss_ibot"]) for part in parts) / 2
-    assert ibot == pytest.approx(float(alone.update_metrics()["loss_ibot"]), rel=1e-5)
 
 
 def test_the_loss_is_the_weighted_sum_of_its_parts():
