@@ -317,11 +317,3 @@ class StudentTeacher(nn.Module):
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the student's parameters, by their names in the state dict."""
         return self.student.named_parameters(prefix="student")
-
-
-def crop_flops(section: DinoModel, size: int) -> int:
-    """Return the FLOPs of one crop's forward pass through the backbone, a multiply-add counted as two."""
-    patches = (size // section.patch) ** 2
-    tokens, width = patches + 1, section.width
-    block = 2 * tokens * width * width * (4 + 2 * section.mlp_ratio) + 4 * tokens * tokens * width
-    return int(section.layers * block + 2 * patches * width * 3 * section.patch**2)

@@ -372,11 +372,6 @@ class GPT(nn.Module):
         tables = [module.weight.numel() for module in self.modules() if isinstance(module, Embedding)]
         return sum(p.numel() for p in self.parameters() if p.ndim > 1) - sum(tables)
 
-    def flops_per_token(self) -> int:
-        """Estimate forward and backward at the training context: 6 per weight of a matmul, 12 L C T for attention."""
-        # nanochat's estimate (gpt.py), which does not halve attention for its causal mask.
-        return 6 * self.matrix_parameters() + 12 * self.config.layers * self.config.width * self.config.context
-
 
 #: Names of tensors: ours, those of nanochat's checkpoints, and those of transformers' `nanochat`; `N` is the layer.
 _NAMES = (

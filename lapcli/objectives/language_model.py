@@ -238,10 +238,6 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         self.steps = train.steps or max(1, sequences // train.batch)
         self.units_per_step = train.batch * context
 
-    @property
-    def flops_per_step(self) -> float:
-        return float(self.model.flops_per_token()) * self.units_per_step
-
     def batch(self, step: int, micro_step: int) -> list[Tensor]:
         """Return tokens and targets."""
         first = self.batches.first(micro_step, self.world.rank)
