@@ -171,17 +171,6 @@ class Mix(Combination):
 
 
 @dataclass(frozen=True)
-class Attention(Combination):
-    """Plain attention, to exempt some of the last heads from other operators."""
-
-    name = "attention"
-    letter = "A"
-
-    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
-        return 0.0, 1.0, 0.0
-
-
-@dataclass(frozen=True)
 class ValueOnly(Combination):
     """`y = v`: no parameters, and no attention either; queries and keys of such a head get no gradient."""
 
@@ -317,6 +306,6 @@ OPERATORS: Registry[type[Operator]] = Registry(
     "operator",
     {
         kind.name: f"{__name__}:{kind.__name__}"
-        for kind in (Attention, Laplacian, Mix, ValueOnly, Centered, AttnScale, Shaped, Exclusive, Gate)
+        for kind in (Laplacian, Mix, ValueOnly, Centered, AttnScale, Shaped, Exclusive, Gate)
     },
 )

@@ -26,7 +26,6 @@ torch.set_num_threads(1)
 
 #: Each operator in each of its forms: its name and constants.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "attention": ("attention", {}),
     "laplacian": ("laplacian", {}),
     "mix": ("mix", {"alpha": 0.7, "beta": -1.3}),
     "learned mix": ("mix", {"learn": ["alpha", "beta"]}),
@@ -85,8 +84,6 @@ def dense(layer: HeadOperators, given: dict[str, Tensor], visible_BHTS: Tensor) 
     P = logits.exp() / logits.exp().sum(-1, keepdim=True)
     U = visible_BHTS.double() / visible_BHTS.sum(-1, keepdim=True)
     I_TS = torch.tensor([[float(s == S - T + t) for s in range(S)] for t in range(T)], dtype=torch.float64)
-    if not layer.claims:  # three heads of attention are a plain layer
-        return P @ v
     ((operator, count),) = layer.claims
     own = slice(H - count, H)
     parameters = {name.partition("_")[2]: p for name, p in layer.named_parameters()}
