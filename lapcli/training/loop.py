@@ -238,7 +238,7 @@ class Loop:
                 lines = self.metrics.resume(self.step, self._warn)
                 # A process that was killed after its last save may not have noted it.
                 loaded = {"step": self.step, "weights_sha256": self.saved.weights_sha256} if self.saved else {}
-                self.run.update(**loaded, **({"metrics_lost": True} if self.step and not lines else {}))
+                self.run.update(**loaded)
         for line in self.world.from_main(lines):  # type: ignore[attr-defined]
             if "loss" not in line:  # a validation: its loss is `validation_loss`
                 values = without_times(line)
