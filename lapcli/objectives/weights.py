@@ -80,7 +80,7 @@ def find_checkpoint(run: Run, which: str) -> Checkpoint:
         raise UsageError(f"{run.path} has no checkpoint yet; train it first")
     step: Any = steps[-1] if which == "last" else int(which) if which.isdecimal() else None
     if which == "best" and (step := read_summary(run).get("best_step")) is None:
-        raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
+        raise UsageError(f"{run.path} has no best checkpoint (it is unfinished, or its objective keeps none); use last")
     if step not in steps:
         kept = ", ".join(map(str, steps))
         raise UsageError(f"{run.path} has no checkpoint {which[:40]!r}; there are last, best and the kept steps {kept}")

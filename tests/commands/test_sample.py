@@ -1,6 +1,5 @@
-"""`lap sample`: the same tokens as the engine's own, streamed; one prompt, several samples, or lines of stdin."""
+"""`lap sample`: the same tokens as the engine's own, streamed; several prompts and samples."""
 
-import io
 import json
 
 import pytest
@@ -54,11 +53,10 @@ def test_samples_depend_on_seed_and_number_alone(capsys):
     assert text == "".join(f"{sample}\n---\n" for sample in four[:2])
 
 
-def test_each_line_of_stdin_is_a_prompt(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("def\n\nclass A\n"))
-    code, out, _ = run_main(capsys, "sample", "--run", "quickstart", "--max-tokens", "4", "--json")
+def test_each_prompt_is_continued(capsys):
+    words = ("sample", "--run", "quickstart", "--max-tokens", "4")
+    code, out, _ = run_main(capsys, *words, "--prompt", "def", "--prompt", "class A", "--json")
     assert code == 0
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["prompt"] for row in rows] == ["def", "class A"]
-    alone = run_main(capsys, "sample", "--run", "quickstart", "--max-tokens", "4", "--prompt", "class A")[1]
-    assert rows[1]["samples"] == [alone[:-1]]
+    assert rows[1]["samples"] == [run_main(capsys, *words, "--prompt", "class A")[1][:-1]]
