@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas
-import torch
 from torch import nn
 
 from lapcli.analysis.analyze import Analysis, analyze
@@ -39,7 +38,6 @@ from lapcli.runs import Run, named_run
 from lapcli.runtime.environment import runs_dir as default_runs_dir
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.progress import LogConsole
-from lapcli.runtime.ranks import pick_device
 from lapcli.training.metrics import read_metrics
 from lapcli.training.train import train_recipe
 
@@ -95,8 +93,7 @@ class OpenRun:
 
     @cached_property
     def loaded(self) -> LoadedModel:
-        device = torch.device(pick_device(self.run.recipe.train.device))
-        return open_run(self.run, find_checkpoint(self.run, self.checkpoint), device)
+        return open_run(self.run, find_checkpoint(self.run, self.checkpoint))
 
     @property
     def model(self) -> nn.Module:

@@ -61,34 +61,6 @@ def _photographs() -> Any:
     return open_images(dino_recipe().data, None)
 
 
-def loss_in_two_processes(rank: int, folder: str) -> None:
-    """What one of two processes finds, saved for the test; here because children import it by name."""
-    import torch
-    import torch.distributed as dist
-
-    from lapcli.objectives.dino_losses import sinkhorn_targets
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
-    try:
-        logits = torch.randn(12, 7, generator=torch.Generator().manual_seed(0))
-        share = slice(0, 5) if rank == 0 else slice(5, 12)  # not the same number on both
-        recipe = dino_recipe(**{**WHOLE, "train": {"batch": 8, "micro_batch": 4}})
-        ours = objective(recipe, rank, 2)
-        loss = ours.loss(ours.batch(5, 0))
-        loss.backward()
-        values = {name: p.grad / 2 for name, p in ours.model.named_parameters() if p.grad is not None}
-        found = {
-            "targets": sinkhorn_targets(logits[share].clone(), 0.05),
-            "loss": loss.detach(),
-            "gradients": values,
-            "seen": ours.update_metrics(),
-        }
-        torch.save(found, f"{folder}/{rank}.pt")
-    finally:
-        dist.destroy_process_group()
-
-
 def pillow_transforms(source: Any) -> list[Any]:
     """The crops as torchvision's own transforms of Pillow images make them: first global, second global, local."""
     from torchvision import transforms as T

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import threading
 from importlib.util import find_spec
 
@@ -12,7 +13,7 @@ from tracking_support import tensorboard_scalars, wandb_scalars
 
 from lapcli import tracking
 from lapcli.recipe import load_recipe, recipe_hash
-from lapcli.runs import open_run, unlock
+from lapcli.runs import open_run, read_run, unlock
 from lapcli.runtime.errors import LapError
 from lapcli.runtime.files import write_json
 from lapcli.tracking import LiveTracking, replay

@@ -42,15 +42,11 @@ def chat(
 
     say_start(f"{chat_run.path}: loading torch and the model")
 
-    import torch
-
     from lapcli.generation.dialogue import COMMANDS, Dialogue, converse
     from lapcli.generation.engine import Sampling
     from lapcli.objectives.weights import find_checkpoint, open_run
-    from lapcli.runtime.ranks import pick_device
 
-    device = torch.device(pick_device(chat_run.recipe.train.device))
-    loaded = open_run(chat_run, find_checkpoint(chat_run, "last"), device)
+    loaded = open_run(chat_run, find_checkpoint(chat_run, "last"))
     model, tokenizer = loaded.language_model()
     print(f"{chat_run.path}, weights sha256 {str(loaded.weights_sha256)[:16]}", file=sys.stderr)
     dialogue = Dialogue(model, tokenizer, Sampling(max_tokens, temperature, options.TOP_K, 0))

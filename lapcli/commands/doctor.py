@@ -37,7 +37,8 @@ def doctor(
     if nproc != "auto":
         Processes(nproc).here()  # refused before torch is imported
 
-    from lapcli.doctor.checks import Result, examine_machine, versions
+    from lapcli.doctor import examine_machine, versions
+    from lapcli.doctor.checks import Result
 
     results: list[Result] = []
     # Checks take minutes, so that each is shown when it is done; with --json stdout has only the object.

@@ -69,7 +69,9 @@ def plan(
     plans = {}
     for stage, staged in _run_recipes(loaded, runs_dir or default_runs_dir(), run).items():
         device = _device(gpu, (tflops, memory, bandwidth), staged, probing=probe is not None)
-        plan = plan_training(staged, gpus or _how_many(device, staged), device, mfu, price)
+        # One of a named device; on this machine as many processes as `lap train` would use.
+        processes = gpus or (1 if device else Processes().here(staged.train.device))
+        plan = plan_training(staged, processes, device, mfu, price)
         if probe is not None and plan.fits is False:
             print("lap: the recipe would not fit, so no step was measured", file=sys.stderr)
         elif probe is not None:
@@ -125,8 +127,3 @@ def _device(gpu: str | None, given: tuple[float | None, ...], recipe: "BaseRecip
     if probing:
         raise UsageError(f"--probe measures this machine; leave --gpu {gpu} out")
     return named_gpu(gpu)
-
-
-def _how_many(device: Device | None, recipe: "BaseRecipe") -> int:
-    """Return one for a named device; for this machine, as many processes as `lap train` would use."""
-    return 1 if device else Processes().here(recipe.train.device)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -16,16 +15,15 @@ Examples:
   lap sample --prompt "The list type"
   lap sample quickstart --prompt "The list type" --samples 3 --temperature 0.7
   lap sample quickstart-sft --prompt "Spell this word: method" --temperature 0
-  lap sample quickstart --json < prompts.txt
+  lap sample quickstart --prompt "def" --prompt "class" --json
 """
 
 
 def sample(
     run: options.Run = None,
     run_option: options.RunOption = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", help="Text or question; by default, each line of stdin.")
-    ] = None,
+    *,
+    prompt: Annotated[list[str], typer.Option("--prompt", help="Text to continue, or question; repeatable.")],
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples of each prompt.")] = 1,
     temperature: options.Temperature = 0.8,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest sample, in tokens.")] = 128,
@@ -42,9 +40,7 @@ def sample(
     folder = runs_dir or default_runs_dir()
     run = options.one_run(run, run_option)
     kinds = {name for name in OBJECTIVES if LANGUAGE in OBJECTIVES[name].gives}
-    if prompt is None and sys.stdin.isatty():
-        raise UsageError("there is no prompt; give one with --prompt, or one a line on the standard input")
-    if prompt is not None and not prompt.strip():
+    if not all(text.strip() for text in prompt):
         raise UsageError("--prompt is empty; give some text to continue")
     if run is None or checkpoint == "last":
         chosen = find_run(folder, run, kinds)
@@ -59,22 +55,19 @@ def sample(
 
     say_start(f"{chosen.path}: loading torch and the model")
 
-    import torch
-
     from lapcli.generation import dialogue
     from lapcli.generation.engine import Engine, Sampling
     from lapcli.objectives.weights import find_checkpoint, open_run
-    from lapcli.runtime.ranks import pick_device
 
     weights = find_checkpoint(chosen, checkpoint)
-    loaded = open_run(chosen, weights, torch.device(pick_device(chosen.recipe.train.device)))
+    loaded = open_run(chosen, weights)
     print(f"{chosen.path}, step {weights.step}, weights sha256 {weights.weights_sha256}", file=sys.stderr)
     model, tokenizer = loaded.language_model()
     is_chat = CHAT in OBJECTIVES[chosen.recipe.objective].gives
     # One row at a time, so that a sample is complete before the next begins.
     engine = Engine(model, tokenizer, batch=1, uses_tools=is_chat)
     sampling = Sampling(max_tokens, temperature, options.TOP_K, seed)
-    for question in _prompts(prompt):
+    for question in prompt:
         texts = [""] * samples
         for number, text, is_last in dialogue.sample(engine, tokenizer, question, sampling, samples, is_chat=is_chat):
             texts[number] += text
@@ -84,13 +77,3 @@ def sample(
                     print("\n---" if samples > 1 else "", flush=True)
         if as_json:
             print(json.dumps({"prompt": question, "samples": texts}), flush=True)
-
-
-def _prompts(prompt: str | None) -> Iterator[str]:
-    """Yield the prompt of --prompt, else the lines of the standard input as they arrive; empty ones are skipped."""
-    if prompt is not None:
-        yield prompt
-        return
-    for line in sys.stdin:
-        if line.strip():
-            yield line.rstrip("\n")

@@ -2,12 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lapcli.commands import options
-from lapcli.commands.train import summary_lines
+from lapcli.commands.train import print_summary
 from lapcli.runtime.devices import prepare_determinism
 from lapcli.runtime.environment import STEP_TIMEOUT, is_main_process, require_extra
 from lapcli.runtime.environment import runs_dir as default_runs_dir
@@ -15,7 +15,6 @@ from lapcli.runtime.errors import UsageError
 from lapcli.runtime.launch import Processes, launch, needs_launch
 
 if TYPE_CHECKING:
-    from lapcli.recipe.chat import ChatRecipe
     from lapcli.recipe.schema import InitFrom
     from lapcli.runs import Run
 
@@ -26,7 +25,7 @@ STARTS = {"language_model", "chat"}
 EXAMPLES = """\b
 Examples:
   lap sft recipes/chat_quickstart.yaml --run quickstart
-  lap sft recipes/chat561m.yaml --stage sft --run gpt561m_5L --nproc 8
+  lap sft recipes/chat561m.yaml --run gpt561m_5L --nproc 8 --set stages.midtrain=null
   lap sft recipes/chat561m.yaml --init-from run:gpt561m_5L@10000 --name my_chat
   lap sft recipes/chat561m.yaml --dry-run
 """
@@ -41,7 +40,6 @@ def sft(
         ),
     ] = None,
     init_from: options.InitFrom = None,
-    stage: Annotated[Literal["midtrain", "sft"] | None, typer.Option("--stage", help="Train this stage only.")] = None,
     set_: options.Set = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="Folder with copies of the recipe's data sets, by name.")
@@ -64,6 +62,7 @@ def sft(
     step_timeout: options.StepTimeout = STEP_TIMEOUT,
 ) -> None:
     """Mid-train and fine-tune a pretrained GPT on conversations. The same command resumes an unfinished run."""
+    from lapcli.data.chat.mixture import count_stage, counts_as_text
     from lapcli.recipe.chat import ChatRecipe
     from lapcli.recipe.schema import InitFrom
     from lapcli.recipe.section import check_local_files
@@ -80,7 +79,8 @@ def sft(
     processes = Processes(nproc, nnodes, node_rank, rdzv, max_restarts)
     if dry_run:
         processes.check()
-        _print_counts(loaded)
+        counts = {name: count_stage(stage) for name, stage in loaded.stages.given().items()}
+        print("\n\n".join(counts_as_text(name, count) for name, count in counts.items()))
         return
     from lapcli.runtime.progress import say_start
 
@@ -113,7 +113,6 @@ def sft(
             start_from,
             runs_dir=folder,
             name=run_name,
-            only=stage,
             fresh=fresh,
             step_timeout=step_timeout,
             console=console,
@@ -134,19 +133,10 @@ def _name_of(start: "Run | None", given: "InitFrom | None") -> str:
     return Path(given.source.removeprefix(RUN).partition("@")[0]).name
 
 
-def _print_counts(recipe: "ChatRecipe") -> None:
-    from lapcli.data.chat.mixture import count_stage, counts_as_text
-
-    counts = {name: count_stage(stage) for name, stage in recipe.stages.given().items()}
-    print("\n\n".join(counts_as_text(name, count) for name, count in counts.items()))
-
-
 def _print_result(runs: "list[Run]") -> None:
     from lapcli.runs import read_summary
 
     for run in runs:
-        print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {run.info['weights_sha256'][:16]}")
-        for line in summary_lines(read_summary(run)):
-            print(line)
+        print_summary(run, read_summary(run))
     print("\nNext:")
     print(f"  lap chat {runs[-1].name}{options.runs_dir_option(runs[-1].path.parent)}")

@@ -115,46 +115,32 @@ def _check_machines(processes: Processes, recipe: "BaseRecipe", device: str) -> 
 
 def _print_result(run: "Run") -> None:
     """Print the scores, the samples, the folder of the run and the next commands to try."""
+    from lapcli.recipe.schema import TransformerModel
     from lapcli.runs import read_summary
 
     summary = read_summary(run)
-    weights = str(run.info.get("weights_sha256"))[:16]
-    print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {weights}")
-    for line in summary_lines(summary):
-        print(line)
+    print_summary(run, summary)
     print("\nNext:")
-    for command, what in _next_commands(run, summary).items():
-        print(f"  {command}\n      {what}")
-
-
-def _next_commands(run: "Run", summary: dict) -> dict[str, str]:
-    """Return commands to try next, each with a description of its result."""
-    from lapcli.recipe.schema import TransformerModel
-
-    where, folder = options.runs_dir_option(run.path.parent), shlex.quote(str(run.path))
-    if run.recipe.objective == "chat":  # a stage inherits its heads, so that it has no baseline to suggest
-        return {f"lap chat {run.name}{where}": "ask it something"}
-    commands = {}
+    where, folder, commands = options.runs_dir_option(run.path.parent), shlex.quote(str(run.path)), {}
     if "best_step" in summary:
         what = f"accuracy with its interval; --checkpoint best: step {summary['best_step']}"
         commands[f"lap eval {run.name}{where}"] = what
     commands[f"lap analyze all {run.name}{where}"] = "the paper's measurements and figures of its tokens"
-    commands[f"cat {folder}/metrics.jsonl"] = "loss and learning rate of every step"
     model = getattr(run.recipe, "model", None)
     if isinstance(model, TransformerModel) and model.head_plan().counts():
         plain = "model.laplacian_heads=0" if model.operators is None else "model.operators=null"
         commands[f"lap train {folder}/recipe.yaml --set {plain} --name {run.name}-0L{where}"] = "the baseline"
-    return commands
+    for command, what in commands.items():
+        print(f"  {command}\n      {what}")
 
 
-def summary_lines(summary: dict) -> list[str]:
-    lines = []
-    start, end = summary.get("start", {}), summary.get("end", {})
-    for key, value in end.items():
-        text = f"  {key.replace('_', ' '):<34}{value:.4f}"
-        if start.get(key):
-            text += f"   from {start[key]:.4f} ({value / start[key] - 1:+.0%})"
-        lines.append(text)
+def print_summary(run: "Run", summary: dict) -> None:
+    """Print that a run is finished, its validations at the end and the start, and its samples."""
+    weights = str(run.info.get("weights_sha256"))[:16]
+    print(f"\n{run.path} is finished: {run.info['step']:,} steps, weights sha256 {weights}")
+    start = summary.get("start", {})
+    for key, value in summary.get("end", {}).items():
+        change = f"   from {start[key]:.4f} ({value / start[key] - 1:+.0%})" if start.get(key) else ""
+        print(f"  {key.replace('_', ' '):<34}{value:.4f}{change}")
     for sample in summary.get("samples", []):
-        lines.append(f"  sample: [{sample['prompt']}]{sample['continuation']}".replace("\n", "\n    "))
-    return lines
+        print(f"  sample: [{sample['prompt']}]{sample['continuation']}".replace("\n", "\n    "))

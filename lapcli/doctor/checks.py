@@ -1,4 +1,4 @@
-"""The checks of a machine: what a check is, those of the environment (GPU, compiler, locks, disk), and all in order.
+"""What a check of a machine is, how checks are run, and those of the environment: GPU, compiler, locks, disk.
 
 A check is a function that returns a finding: it passes, warns or fails, with its number and the next step.
 """
@@ -6,7 +6,6 @@ A check is a function that returns a finding: it passes, warns or fails, with it
 import fcntl
 import multiprocessing
 import os
-import platform
 import re
 import shutil
 import signal
@@ -22,11 +21,8 @@ from typing import Any, Literal
 
 import torch
 
-from lapcli.runtime import __version__
 from lapcli.runtime.environment import cache_dir, check_compiler, runs_dir
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.launch import Processes
-from lapcli.runtime.ranks import pick_device
 from lapcli.runtime.signals import end_with_parent
 from lapcli.runtime.tables import wrapped
 
@@ -83,26 +79,6 @@ class Result:
         return "\n".join(lines)
 
 
-def examine_machine(only: str | None = None, nproc: str = "auto") -> Iterator[Result]:
-    """Yield each result as soon as it is known. Without two GPUs, two processes on the CPU communicate by gloo."""
-    from lapcli.doctor.kernels import kernel_checks
-    from lapcli.doctor.training import check_ranks, check_resume
-
-    gpu, processes, device = this_gpu(), Processes(nproc), pick_device("auto")
-    processes.check(gpu.count)
-    ranks = max(2, processes.here()) if nproc == "auto" else processes.here()
-    if only in (None, "processes") and ranks < 2:
-        raise UsageError("--nproc must be at least 2 here, because these checks need processes that communicate")
-    exchange_on = "cuda" if gpu.count >= ranks else "cpu"
-    with tempfile.TemporaryDirectory(prefix="lap-doctor-") as place:
-        folder = Path(place)
-        checks = [*environment_checks(gpu), *kernel_checks(torch.device(device))]
-        if device != "mps":  # Apple GPUs have no deterministic algorithms
-            checks.append(Check("training", "killed and resumed", partial(check_resume, folder, device)))
-        checks.append(Check("processes", "as one process", partial(check_ranks, folder, ranks, exchange_on)))
-        yield from examine(check for check in checks if only in (None, check.section))
-
-
 def examine(checks: Iterable[Check]) -> Iterator[Result]:
     """Yield each result as soon as it is known. A check that raises or ends its process has failed; the others run."""
     pool: ProcessPoolExecutor | None = None
@@ -123,16 +99,6 @@ def examine(checks: Iterable[Check]) -> Iterator[Result]:
         yield Result(check.section, check.name, finding, time.perf_counter() - started)
     if pool is not None:
         pool.shutdown()
-
-
-def versions() -> dict[str, Any]:
-    return {
-        "lap": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "platform": platform.platform(),
-    }
 
 
 @dataclass(frozen=True)

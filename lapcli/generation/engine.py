@@ -202,7 +202,14 @@ class Engine:
         is_over: Callable[[Event], bool] | None = None,
     ) -> Iterator[Event]:
         """Yield every token as soon as it is drawn. `is_over` decides after each whether its sample ends with it."""
-        self._check(prompts, sampling)
+        longest, positions = max((len(prompt) for prompt in prompts), default=0), self.model.config.positions
+        if not all(prompts):
+            raise UsageError("an empty prompt cannot be continued; begin it with <|bos|>")
+        if longest + sampling.max_tokens > positions:
+            raise UsageError(
+                f"a prompt of {longest:,} tokens and {sampling.max_tokens:,} more go beyond the model's {positions:,} "
+                "positions; shorten one of them"
+            )
         weight = self.model.embed.weight
         waiting = deque((p, s) for p in range(len(prompts)) for s in range(samples) if sampling.max_tokens > 0)
         cache = RowCache(self.model.config, min(self.batch, len(waiting)), weight.dtype, weight.device)
@@ -213,7 +220,9 @@ class Engine:
             while waiting and len(rows) < self.batch:
                 number, sample = waiting.popleft()
                 if number != read:
-                    read, (prefix, logits_1V) = number, self._read(prompts[number])
+                    prompt = list(prompts[number])
+                    prefix = KVCache(self.model.config, 1, len(prompt), weight.dtype, weight.device)
+                    read, logits_1V = number, self._logits([prompt], prefix)
                 row = _Row(number, sample, noise_key(prompts[number], sampling.seed, sample))
                 # A first token for each sample: nanochat of 2025 drew one for all of them, which lowers pass@k.
                 (token,) = draw(logits_1V, sampling, [uniform(row.key, 0)])
@@ -223,7 +232,7 @@ class Engine:
                     rows.append(row)
             if not rows:
                 continue
-            logits_BV = self._decode([row.token for row in rows], cache)
+            logits_BV = self._logits([[row.token] for row in rows], cache)
             tokens = draw(logits_BV, sampling, [uniform(row.key, row.count) for row in rows])
             for row, token in zip(rows, tokens, strict=True):
                 yield self._take(row, token, sampling, is_over)
@@ -234,19 +243,9 @@ class Engine:
                     rows.pop()
 
     @torch.inference_mode()
-    def _read(self, prompt: Sequence[int]) -> tuple[KVCache, Tensor]:
-        weight = self.model.embed.weight
-        cache = KVCache(self.model.config, 1, len(prompt), weight.dtype, weight.device)
-        x_1TC = self.model.hidden(torch.tensor([list(prompt)], device=weight.device), cache)
-        return cache, self._logits(x_1TC)
-
-    @torch.inference_mode()
-    def _decode(self, tokens: list[int], cache: RowCache) -> Tensor:
-        tokens_B1 = torch.tensor(tokens, device=self.model.embed.weight.device)[:, None]
-        return self._logits(self.model.hidden(tokens_B1, cache))
-
-    def _logits(self, x_BTC: Tensor) -> Tensor:
-        """Compute the logits of the last token only."""
+    def _logits(self, tokens: list[list[int]], cache: KVCache) -> Tensor:
+        """Compute the logits of the last token of each row."""
+        x_BTC = self.model.hidden(torch.tensor(tokens, device=self.model.embed.weight.device), cache)
         logits_BV = self.model.logits(x_BTC[:, -1])
         if not torch.isfinite(logits_BV).all():
             raise LapError("the model's logits are not finite; these weights cannot be sampled from")
@@ -263,43 +262,19 @@ class Engine:
         # Forced tokens count towards max_tokens, as in nanochat.
         row.is_done = is_end or row.count >= sampling.max_tokens
         # The calculator's own output is not searched for calls.
-        if self._uses_tools and not is_forced:
-            self._look_for_call(row, token)
+        if self._uses_tools and not is_forced and self.tokenizer is not None:
+            tokenizer = self.tokenizer
+            if token == tokenizer.special("<|python_start|>"):
+                row.call = []
+            elif row.call is not None and token == tokenizer.special("<|python_end|>"):
+                result, row.call = calculate(tokenizer.decode(row.call)), None
+                # Without a result nothing is forced and the model continues, as in nanochat's engine.py.
+                if result is not None:
+                    start, end = (tokenizer.special(name) for name in ("<|output_start|>", "<|output_end|>"))
+                    row.forced.extend([start, *tokenizer.encode(result), end])
+            elif row.call is not None:
+                row.call.append(token)
         event = Event(row.prompt, row.sample, token, is_end)
         if is_over is not None and is_over(event):
             row.is_done = True
         return event
-
-    def _look_for_call(self, row: _Row, token: int) -> None:
-        """After a call of the calculator, force its result, between the tokens of an output."""
-        tokenizer = self.tokenizer
-        assert tokenizer is not None
-        if token == tokenizer.special("<|python_start|>"):
-            row.call = []
-        elif row.call is not None and token == tokenizer.special("<|python_end|>"):
-            result, row.call = calculate(tokenizer.decode(row.call)), None
-            # Without a result nothing is forced and the model continues, as in nanochat's engine.py.
-            if result is not None:
-                start, end = (tokenizer.special(name) for name in ("<|output_start|>", "<|output_end|>"))
-                row.forced.extend([start, *tokenizer.encode(result), end])
-        elif row.call is not None:
-            row.call.append(token)
-
-    def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
-        longest = max((len(prompt) for prompt in prompts), default=0)
-        positions = self.model.config.positions
-        if not all(prompts):
-            raise UsageError("an empty prompt cannot be continued; begin it with <|bos|>")
-        if longest + sampling.max_tokens > positions:
-            raise UsageError(
-                f"a prompt of {longest:,} tokens and {sampling.max_tokens:,} more go beyond the model's {positions:,} "
-                "positions; shorten one of them"
-            )
-
-
-def generate(
-    model: GPT, prompt: list[int], max_tokens: int, *, temperature: float = 0.0, top_k: int | None = None, seed: int = 0
-) -> list[int]:
-    """Generate exactly `max_tokens` tokens after one prompt, past any end token."""
-    sampling = Sampling(max_tokens, temperature, top_k, seed)
-    return Engine(model).complete([prompt], sampling)[0][0]

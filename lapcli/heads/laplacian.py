@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lapcli.heads.operators import INPUT, MEAN, HeadState, Learnt, Operator
+from lapcli.heads.operators import INPUT, MEAN, HeadState, Learned, Operator
 from lapcli.heads.plan import HeadPlan, LayerClaims
 
 
@@ -92,28 +92,28 @@ class HeadOperators(nn.Module):
         self.heads = plan.heads
         self.laplacian_heads = plan.per_layer[layer]
         self.is_laplacian = sum(n for _, n in self.claims) == self.laplacian_heads  # or plain attention
-        self._learnt: dict[str, Learnt] = {}
+        self._learned: dict[str, Learned] = {}
         self._names: list[dict[str, str]] = []  # per claim: the operator's name of a parameter -> its name here
         for operator, heads in self.claims:
             prefix = re.sub(r"\W", "_", operator.name)  # torch refuses names of parameters with a dot
-            learnt = operator.parameters(heads, head_size, width)
-            self._names.append({name: f"{prefix}_{name}" for name in learnt})
-            for name, each in learnt.items():
-                self._learnt[f"{prefix}_{name}"] = each
+            learned = operator.parameters(heads, head_size, width)
+            self._names.append({name: f"{prefix}_{name}" for name in learned})
+            for name, each in learned.items():
+                self._learned[f"{prefix}_{name}"] = each
                 self.register_parameter(f"{prefix}_{name}", nn.Parameter(torch.full(each.shape, each.start)))
 
-    def learnt(self, operator: Operator) -> dict[str, Tensor]:
+    def learned(self, operator: Operator) -> dict[str, Tensor]:
         """Return the parameters of one of the layer's operators, by the operator's names."""
         for (claimed, _), names in zip(self.claims, self._names, strict=True):
             if claimed == operator:
                 return {name: getattr(self, registered) for name, registered in names.items()}
         return {}
 
-    def learnt_numbers(self) -> dict[str, tuple[int, Tensor]]:
+    def learned_values(self) -> dict[str, tuple[int, Tensor]]:
         """Return the learned parameter of each head in use, by name: the first head, and the values from it on."""
         numbers, end = {}, self.heads
         for operator, count in self.claims:
-            for name, parameter in self.learnt(operator).items():
+            for name, parameter in self.learned(operator).items():
                 if parameter.shape == (count,):
                     is_tanh = operator.name == "exclusive" and name == "gate"
                     number_H = (parameter.tanh() if is_tanh else parameter).detach()
@@ -125,11 +125,11 @@ class HeadOperators(nn.Module):
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Set every parameter to its start value, or draw it if it has a deviation."""
         for name, parameter in self.named_parameters():
-            learnt = self._learnt[name]
-            if learnt.deviation:
-                parameter.normal_(learnt.start, learnt.deviation, generator=generator)
+            learned = self._learned[name]
+            if learned.deviation:
+                parameter.normal_(learned.start, learned.deviation, generator=generator)
             else:
-                parameter.fill_(learnt.start)
+                parameter.fill_(learned.start)
 
     def forward(
         self,
@@ -237,7 +237,7 @@ def _without(part: slice, gradient: Tensor) -> Tensor:
 
 
 def initialise_operators(model: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Initialise all operators; call it after all other weights are drawn, so that those do not depend on operators."""
+    """Initialise all operators; call it after all other weights, so that those do not depend on operators."""
     for module in model.modules():
         if isinstance(module, HeadOperators):
             module.initialise(generator)

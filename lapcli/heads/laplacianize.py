@@ -74,11 +74,8 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
         object.__setattr__(module, "operators", operators)  # not as a submodule, so that nothing of it is saved
     plain_model = _plain(type(model))
     model.__class__ = plain_model if plan.is_plain else _saved_with_plan(plain_model)
-    keys = plan.recipe_keys()
-    config.laplacian_heads = keys["operators"] or keys["laplacian_heads"]
-    if any(len(claims) > 1 for claims in plan.layers):
-        # As text: transformers sorts the keys of config.json, and the order of operators counts.
-        config.laplacian_heads = str(plan)
+    # Operators as text: transformers sorts the keys of config.json, and the order of operators counts.
+    config.laplacian_heads = list(plan.per_layer) if plan.is_laplacian else str(plan)
     return model
 
 

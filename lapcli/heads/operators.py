@@ -30,8 +30,8 @@ LARGEST = 1e3  # of a constant; catches a typo with too many zeros
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """A parameter of an operator: it starts at `start`, or is drawn with `deviation` after all other weights."""
+class Learned:
+    """A parameter of an operator: it starts at `start`, or at random with `deviation`, after all other weights."""
 
     shape: tuple[int, ...]
     start: float = 0.0
@@ -61,13 +61,13 @@ class Operator:
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         raise NotImplementedError
 
-    def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learnt]:
-        return {name: Learnt((heads,), start=getattr(self, name)) for name in getattr(self, "learn", ())}
+    def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learned]:
+        return {name: Learned((heads,), start=getattr(self, name)) for name in getattr(self, "learn", ())}
 
     def value(self, name: str, parameters: Mapping[str, Tensor]) -> Any:
         """Return a constant, or its learned values, one per head, shaped to broadcast over T and D."""
-        learnt = parameters.get(name)
-        return getattr(self, name) if learnt is None else learnt[:, None, None]
+        learned = parameters.get(name)
+        return getattr(self, name) if learned is None else learned[:, None, None]
 
     @property
     def adds_parameters(self) -> bool:
@@ -171,17 +171,6 @@ class Mix(Combination):
 
 
 @dataclass(frozen=True)
-class Attention(Combination):
-    """Plain attention, to exempt some of the last heads from other operators."""
-
-    name = "attention"
-    letter = "A"
-
-    def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
-        return 0.0, 1.0, 0.0
-
-
-@dataclass(frozen=True)
 class ValueOnly(Combination):
     """`y = v`: no parameters, and no attention either; queries and keys of such a head get no gradient."""
 
@@ -275,8 +264,8 @@ class Exclusive(Operator):
 
     gate: str = "none"
 
-    def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learnt]:
-        return {"gate": Learnt((heads,))} if self.gate == "tanh" else {}
+    def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learned]:
+        return {"gate": Learned((heads,))} if self.gate == "tanh" else {}
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         length_BHT1 = v_BHTD.square().sum(-1, keepdim=True).clamp(min=SMALLEST)
@@ -291,8 +280,8 @@ class Gate(Operator):
     """Gated attention (Qiu et al., 2025, arXiv 2505.06708): `y = o * sigmoid(x W)`, x the layer's normed input.
 
     `form: headwise` has one gate for each head and token (W is C x H), `elementwise` one for each channel of a head as
-    well (C x H D). W has no bias and is drawn with a deviation of 0.02, so that gates start near a half: not plain
-    attention.
+    well (C x H D). W has no bias and starts at random with a deviation of 0.02, so that gates start near a half,
+    which is not plain attention.
     """
 
     name = "gate"
@@ -302,9 +291,9 @@ class Gate(Operator):
 
     form: str = "headwise"
 
-    def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learnt]:
+    def parameters(self, heads: int, head_size: int, width: int) -> dict[str, Learned]:
         outputs = heads * (head_size if self.form == "elementwise" else 1)
-        return {"weight": Learnt((outputs, width), deviation=0.02)}
+        return {"weight": Learned((outputs, width), deviation=0.02)}
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
         assert state.x_BTC is not None
@@ -317,6 +306,6 @@ OPERATORS: Registry[type[Operator]] = Registry(
     "operator",
     {
         kind.name: f"{__name__}:{kind.__name__}"
-        for kind in (Attention, Laplacian, Mix, ValueOnly, Centered, AttnScale, Shaped, Exclusive, Gate)
+        for kind in (Laplacian, Mix, ValueOnly, Centered, AttnScale, Shaped, Exclusive, Gate)
     },
 )

@@ -72,7 +72,7 @@ class HeadPlan:
     def counts(self) -> dict[str, int]:
         """Count the heads of each operator over all layers, without plain attention."""
         counts: dict[str, int] = {}
-        for claim in (claim for layer in self.layers for claim in layer if claim.operator.name != "attention"):
+        for claim in (claim for layer in self.layers for claim in layer):
             counts[claim.operator.name] = counts.get(claim.operator.name, 0) + claim.heads
         return counts
 
@@ -146,14 +146,8 @@ def _claim_label(claim: HeadClaim) -> str:
 
 
 def plan_of_layers(layers: Iterable[Sequence[HeadClaim]], heads: int) -> HeadPlan:
-    """Build the plan of each layer's claims, without those that have no effect: 0 heads, and attention in the end."""
-    plan = []
-    for claims in layers:
-        kept = [claim for claim in claims if claim.heads]
-        while kept and kept[-1].operator.name == "attention":
-            kept.pop()
-        plan.append(tuple(kept))
-    return HeadPlan(tuple(plan), heads)
+    """Build the plan of each layer's claims, without those of 0 heads."""
+    return HeadPlan(tuple(tuple(claim for claim in claims if claim.heads) for claims in layers), heads)
 
 
 def head_plan(spec: HeadSpec, layers: int, heads: int) -> HeadPlan:
@@ -235,19 +229,12 @@ def _linear(spec: str, layers: int) -> list[int]:
     return [(2 * (start * (layers - 1 - i) + end * i) + layers - 1) // (2 * (layers - 1)) for i in range(layers)]
 
 
-def _chosen_layers(value: Any, layers: int) -> set[int]:
-    """Parse `6-11`, `3`, `0, 4-7` or a list of numbers."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        parts = [str(part) for part in value] or [""]
-    else:
-        parts = str(value).split(",")
-    chosen: set[int] = set()
-    for part in parts:
-        match = _RANGE.fullmatch(part.strip())
-        if not match:
-            raise ValueError(f"layers: expected numbers or ranges such as 6-11, got {str(value)[:60]!r}")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if not first <= last < layers:
-            raise ValueError(f"layers: {part.strip()} is not within the {layers} layers 0 to {layers - 1}")
-        chosen.update(range(first, last + 1))
-    return chosen
+def _chosen_layers(value: Any, layers: int) -> range:
+    """Parse `6-11` or `3`."""
+    match = _RANGE.fullmatch(str(value).strip())
+    if not match:
+        raise ValueError(f"layers: expected a number or a range such as 6-11, got {str(value)[:60]!r}")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if not first <= last < layers:
+        raise ValueError(f"layers: {str(value).strip()} is not within the {layers} layers 0 to {layers - 1}")
+    return range(first, last + 1)

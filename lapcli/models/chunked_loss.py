@@ -78,7 +78,10 @@ def _softcapped(z_RV: Tensor, targets_R: Tensor, softcap: float, weights_R: Tens
     capped logits are at most c, no maximum has to be subtracted before exp.
     """
     target_R1 = targets_R.clamp(min=0)[:, None]
-    s_RV, s_target_R = (_sigmoid(x, 2 / softcap) for x in (z_RV, z_RV.gather(1, target_R1)[:, 0]))
+    # The sigmoid in float32 at least, by exp2, a GPU's single instruction: Inductor would store torch.sigmoid's result
+    # instead of computing it again in the second kernel.
+    wide, factor = torch.promote_types(z_RV.dtype, torch.float32), -2 / softcap * LOG2_E
+    s_RV, s_target_R = (1 / (1 + (z.to(wide) * factor).exp2()) for z in (z_RV, z_RV.gather(1, target_R1)[:, 0]))
     cap = softcap * LOG2_E
     e_RV = (2 * cap * s_RV - cap).exp2()
     sum_R = e_RV.sum(1)
@@ -89,13 +92,6 @@ def _softcapped(z_RV: Tensor, targets_R: Tensor, softcap: float, weights_R: Tens
         gradient_RV = torch.addcmul(torch.where(is_target_RV, -weights_R1, 0.0), e_RV, weights_R1 / sum_R[:, None])
         z_RV.copy_(gradient_RV * torch.addcmul(s_RV, s_RV, s_RV, value=-1))
     return sum_R.log() - softcap * (2 * s_target_R - 1)
-
-
-def _sigmoid(x: Tensor, factor: float) -> Tensor:
-    """Compute sigmoid(factor x) in float32 at least. By exp2, a GPU's single instruction: Inductor would store
-    torch.sigmoid's result instead of computing it again in the second kernel."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return 1 / (1 + (wide * (-factor * LOG2_E)).exp2())
 
 
 def chunked_loss(
@@ -115,11 +111,7 @@ def row_blocks(rows: int, width: int, policy: ComputePolicy) -> list[slice]:
     size = rows if policy.compiles else max(1, BLOCK_ELEMENTS.get(policy.device_type, 2**24) // width)
     if policy.coarse:
         size = max(size, -(-rows // COARSE_BLOCKS))
-    return _slices(rows, size)
-
-
-def _slices(count: int, size: int) -> list[slice]:
-    return [slice(first, min(first + size, count)) for first in range(0, count, size)] if count else []
+    return [slice(first, min(first + size, rows)) for first in range(0, rows, max(1, size))]
 
 
 def _in_chunks(
@@ -140,7 +132,8 @@ def _in_chunks(
     size = max(FEWEST_ROWS, CHUNK_BYTES.get(policy.device_type, 2**26) // x_ND.element_size() // vocab)
     # One buffer for all chunks: fresh pages cost more time than the computation in them.
     buffer_RV = torch.empty((min(size, len(x_ND)), vocab), dtype=x_ND.dtype, device=x_ND.device)
-    for chunk in _slices(len(x_ND), size):
+    for first in range(0, len(x_ND), size):
+        chunk = slice(first, min(first + size, len(x_ND)))
         x_RD = x_ND[chunk]
         z_RV = torch.mm(x_RD, w_VD.t(), out=buffer_RV[: len(x_RD)])
         for block in row_blocks(len(x_RD), vocab, policy):

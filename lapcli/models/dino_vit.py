@@ -8,7 +8,7 @@ Stochastic depth drops whole images from a branch: of b images `max(int(b (1 - r
 for each branch and crop size, and the branch's output for them is scaled by b / kept.
 
 State-dict names are those of timm's `vit_small_patch16_dinov3` (built with `attn_type="rope"` and biases), where only
-the mask token has no counterpart: `to_timm` and `from_timm`.
+the mask token has no counterpart: `to_timm`.
 
 Student and teacher are such a ViT and two heads each, one for class tokens (DINO) and one for patches (iBOT). The
 teacher starts as a copy of the student and follows it: teacher <- m teacher + (1 - m) student. It has no gradient and
@@ -253,11 +253,6 @@ def to_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if name != "mask_token"}
 
 
-def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert from timm, whose models hide no patches: the mask token starts at zero."""
-    return {**state, "mask_token": torch.zeros_like(state["cls_token"][0])}
-
-
 #: Options with which timm's model computes the same function, without a head.
 TIMM_OPTIONS = {
     "attn_type": "rope",
@@ -303,7 +298,7 @@ class Network(nn.Module):
 class StudentTeacher(nn.Module):
     def __init__(self, section: DinoModel, seed: int | None = None) -> None:
         super().__init__()
-        # Weights are drawn on the CPU, and the caller's generator is restored.
+        # Weights are initialised on the CPU, and the caller's generator is restored.
         with torch.random.fork_rng(devices=[]):
             if seed is not None:
                 torch.manual_seed(seed)
@@ -322,11 +317,3 @@ class StudentTeacher(nn.Module):
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the student's parameters, by their names in the state dict."""
         return self.student.named_parameters(prefix="student")
-
-
-def crop_flops(section: DinoModel, size: int) -> int:
-    """Return the FLOPs of one crop's forward pass through the backbone, a multiply-add counted as two."""
-    patches = (size // section.patch) ** 2
-    tokens, width = patches + 1, section.width
-    block = 2 * tokens * width * width * (4 + 2 * section.mlp_ratio) + 4 * tokens * tokens * width
-    return int(section.layers * block + 2 * patches * width * 3 * section.patch**2)

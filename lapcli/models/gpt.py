@@ -75,16 +75,11 @@ def rms_norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],))
 
 
-def relu_squared(x: Tensor) -> Tensor:
-    """Compute relu(x)^2 and save only the result, as compiled code does: the largest activation of a block once."""
-    if torch.compiler.is_compiling():
-        return F.relu(x).square()
-    y: Tensor = _ReLUSquared.apply(x)
-    return y
-
-
 class _ReLUSquared(torch.autograd.Function):
-    """dx = 2 relu(x) dy = 2 sqrt(y) dy"""
+    """Compute y = relu(x)^2 and save only the result, as compiled code does: the largest activation of a block once.
+
+    dx = 2 relu(x) dy = 2 sqrt(y) dy
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -103,7 +98,7 @@ class _ReLUSquared(torch.autograd.Function):
 
 
 class Linear(nn.Module):
-    """A linear layer without bias; the float32 weight is cast to the dtype of its input. `GPT.initialise` draws it."""
+    """A linear layer without bias; the float32 weight is cast to the dtype of its input. `GPT.initialise` sets it."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -114,7 +109,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embedding; `GPT.initialise` draws its weight."""
+    """Token embedding; `GPT.initialise` sets its weight."""
 
     def __init__(self, vocab: int, width: int) -> None:
         super().__init__()
@@ -221,7 +216,8 @@ class MLP(nn.Module):
         self.down = Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(relu_squared(self.up(x)))
+        hidden = self.up(x)
+        return self.down(F.relu(hidden).square() if torch.compiler.is_compiling() else _ReLUSquared.apply(hidden))
 
 
 class Block(nn.Module):
@@ -252,9 +248,9 @@ class GPT(nn.Module):
     residual_lambdas: Tensor  # L, as the next; only where the config switches them on
     x0_lambdas: Tensor
 
-    def __init__(self, config: GPTConfig, *, is_drawn: bool = True) -> None:
-        """Without `is_drawn` the weights are uninitialized, to be loaded over. On the meta device they always are,
-        until the model has storage and `initialise` is called."""
+    def __init__(self, config: GPTConfig, *, is_initialised: bool = True) -> None:
+        """Without `is_initialised` the weights are arbitrary, to be overwritten by loading. On the meta device they are
+        too, until the model has storage and `initialise` is called."""
         super().__init__()
         self.config = config
         self._compiled_hidden: Callable[[Tensor], Tensor] | None = None
@@ -274,7 +270,7 @@ class GPT(nn.Module):
             self.register_buffer(name, table, persistent=False)
         if self.embed.weight.is_meta:
             return
-        if is_drawn:
+        if is_initialised:
             self.initialise()
         else:
             self.fill_rotary_tables()
@@ -283,7 +279,7 @@ class GPT(nn.Module):
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Set every weight and table; needed after a model built on the meta device was given storage."""
         for name, weight in self.named_parameters():
-            # Drawn last, so that the other weights do not depend on them.
+            # Initialised last, so that the other weights do not depend on them.
             if ".operators." in name or name.startswith(ADDED) or "value_gate" in name:
                 continue
             if name == "embed.weight":
@@ -312,18 +308,6 @@ class GPT(nn.Module):
         angles_PD = torch.arange(self.config.positions, dtype=torch.float32, device=device)[:, None] * frequencies
         dtype = torch.bfloat16 if self.config.rotary_precision == "bf16" else torch.float32
         self.cos_PD, self.sin_PD = angles_PD.cos().to(dtype), angles_PD.sin().to(dtype)
-
-    def use_bf16(self) -> "GPT":
-        """Compute in bf16: the embedding and with it all activations; the other weights stay float32."""
-        self.embed.to(torch.bfloat16)
-        return self
-
-    def cast_weights(self) -> "GPT":
-        """Cast the weights of an evaluation model once to the dtype of the activations, as every use would."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.to(self.embed.weight.dtype)
-        return self
 
     def use_compile(self, *, any_length: bool = False) -> "GPT":
         """Compile the blocks and the elementwise part of the loss, in training and its validation: `loss` uses them.
@@ -387,11 +371,6 @@ class GPT(nn.Module):
         """Count the weights of matmuls: not the embeddings."""
         tables = [module.weight.numel() for module in self.modules() if isinstance(module, Embedding)]
         return sum(p.numel() for p in self.parameters() if p.ndim > 1) - sum(tables)
-
-    def flops_per_token(self) -> int:
-        """Estimate forward and backward at the training context: 6 per weight of a matmul, 12 L C T for attention."""
-        # nanochat's estimate (gpt.py), which does not halve attention for its causal mask.
-        return 6 * self.matrix_parameters() + 12 * self.config.layers * self.config.width * self.config.context
 
 
 #: Names of tensors: ours, those of nanochat's checkpoints, and those of transformers' `nanochat`; `N` is the layer.

@@ -19,7 +19,7 @@ from lapcli.recipe.vision import ViTModel
 
 def build_vit(section: ViTModel, seed: int | None = None) -> nn.Module:
     """Build the model of a recipe on the CPU; for one seed the weights do not depend on the head operators."""
-    # Weights are drawn on the CPU, and the caller's generator is restored.
+    # Weights are initialised on the CPU, and the caller's generator is restored.
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
@@ -47,13 +47,3 @@ def without_decay(model: nn.Module) -> set[str]:
     token, and the parameters of head operators."""
     listed = model.no_weight_decay() | operator_parameters(model)  # type: ignore[operator]
     return {name for name, p in model.named_parameters() if p.ndim <= 1 or name in listed}
-
-
-def forward_flops(section: ViTModel) -> int:
-    """Return the FLOPs of one image's forward pass: matmuls only, a multiply-add counted as two."""
-    patches = (section.image // section.patch) ** 2
-    tokens, width = patches + 1, section.width
-    # Queries, keys, values and output have 4 C^2 weights, the MLP 2 ratio C^2; the last term is q k^T and P v.
-    block = 2 * tokens * width * width * (4 + 2 * section.mlp_ratio) + 4 * tokens * tokens * width
-    embedding = 2 * patches * width * 3 * section.patch**2
-    return int(section.layers * block + embedding + 2 * width * section.classes)

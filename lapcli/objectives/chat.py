@@ -102,10 +102,6 @@ class Chat(GPTObjective[ChatStageRecipe]):
         self.steps = max(1, scheduled - 1) if recipe.drop_last_update else scheduled
         self.units_per_step = train.batch * (recipe.model.context if self._packed else 1)
 
-    @property
-    def flops_per_step(self) -> float:
-        return float(self.model.flops_per_token()) * self.recipe.train.batch * self._items.tokens_per_item
-
     def batch(self, step: int, micro_step: int) -> _Batch:
         size, start = self.batches.batch, step * self.batches.batch
         first = start + self.batches.first(micro_step, self.world.rank)

@@ -20,7 +20,7 @@ from lapcli.data.images.sources import ImageData, open_images
 from lapcli.data.sources import known_images
 from lapcli.measures.accuracy import measure_accuracy
 from lapcli.models import compiling
-from lapcli.models.vit import build_vit, forward_flops, without_decay
+from lapcli.models.vit import build_vit, without_decay
 from lapcli.objectives.objective import LoadedModel, Objective, ParameterGroup, PlanFacts, decay_groups
 from lapcli.objectives.schedules import cosine_multiplier
 from lapcli.objectives.weights import Weights
@@ -180,10 +180,6 @@ class Classification(ImageObjective[ClassificationRecipe]):
         )
         self.steps = train.steps or max(1, int((train.epochs or 0) * self._images.steps_per_epoch))
         self.start_workers(Reader(data.train, training_transform(recipe.data, size), size, recipe.seed))
-
-    @property
-    def flops_per_step(self) -> float:
-        return 3.0 * forward_flops(self.recipe.model) * self.recipe.train.batch  # a backward costs two forwards
 
     @classmethod
     def new_model(cls, recipe: ClassificationRecipe, seed: int | None) -> nn.Module:

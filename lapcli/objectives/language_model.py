@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from lapcli.checkpoint import Checkpoint, load_weights
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.data.text.tokens import TextData, TokenBatches, describe_source, prepare_text, tokenise
-from lapcli.generation.engine import generate
+from lapcli.generation.engine import Engine, Sampling
 from lapcli.heads.laplacian import operator_parameters
 from lapcli.measures.tokens import bits_per_byte
 from lapcli.models.compiling import pad_rows
-from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig
+from lapcli.models.gpt import GPT, LAMBDAS, GPTConfig, Linear
 from lapcli.objectives.objective import LoadedModel, Objective, ParameterGroup, PlanFacts, decay_groups
 from lapcli.objectives.weights import Weights, inherited_tokenizer, open_weights, tokenizer_of
 from lapcli.recipe.optimizers import MuonSection
@@ -69,13 +69,13 @@ class GPTObjective(Objective[R]):
         compiles = False if self.any_length and train.compile == "auto" else train.compile
         self.policy = policy or compute_policy(device, train.precision, compiles)
         with device if device.type == "meta" else contextlib.nullcontext():
-            model = GPT(gpt_config(self.recipe), is_drawn=False)
+            model = GPT(gpt_config(self.recipe), is_initialised=False)
         if is_initialised and device.type != "meta":
             # On the CPU, so that a seed gives the same weights on every device.
             model.initialise(torch.Generator().manual_seed(self.recipe.seed))
         model.policy = self.policy
         if self.policy.bf16:
-            model.use_bf16()
+            model.embed.to(torch.bfloat16)  # and with it all activations; the other weights stay float32
         self.model = model.to(device)
         if self.policy.compiles:
             check_compiler(device.type)
@@ -105,10 +105,10 @@ class GPTObjective(Objective[R]):
         muon = {"steps": settings.newton_schulz_steps, "dtype": torch.bfloat16 if bf16 else torch.float32}
         embedding, head = ({name: named.pop(name)} for name in ("embed.weight", "head.weight"))
         # Sorted, because the order of a set of names varies between processes, and sums over gradients with it.
-        learnt = {name: named.pop(name) for name in sorted(operator_parameters(model))}
+        learned = {name: named.pop(name) for name in sorted(operator_parameters(model))}
         undecayed = {**adamw, "weight_decay": 0.0}
         # The head's rate in nanochat, before the recipe's factor for the width.
-        operators = [ParameterGroup("operators", "adamw", 0.004 * width_factor, learnt, undecayed)] if learnt else []
+        operators = [ParameterGroup("operators", "adamw", 0.004 * width_factor, learned, undecayed)] if learned else []
         lambdas = {name: {name: named.pop(name)} for name in LAMBDAS if name in named}
         values = {name: named.pop(name) for name in list(named) if name.startswith("value_embed.")}
         # nanochat's of July 2026: these rates do not shrink with the width.
@@ -201,7 +201,10 @@ class GPTObjective(Objective[R]):
         model = objective.model
         if checkpoint is not None:
             load_weights(checkpoint.weights, model, str(model.config.head_plan()))
-        return LoadedModel.from_run(run, checkpoint, model.cast_weights().eval(), device, tokenizer=tokenizer)
+        for module in model.modules():
+            if isinstance(module, Linear):  # cast once to the dtype of the activations, as every use would
+                module.to(model.embed.weight.dtype)
+        return LoadedModel.from_run(run, checkpoint, model.eval(), device, tokenizer=tokenizer)
 
 
 class LanguageModel(GPTObjective[LanguageModelRecipe]):
@@ -223,7 +226,7 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         self._sequences = TokenBatches(
             data.train, context=context, batch=train.batch, seed=recipe.seed, shuffled=recipe.data.shuffled
         )
-        # The validation text in stream order: `shuffled` means that no order is drawn.
+        # The validation text in stream order: `shuffled` keeps the order.
         self._validation = TokenBatches(data.validation, context=context, batch=1, seed=0, shuffled=True)
         wanted = recipe.validation.tokens // context
         self._validation_sequences = max(1, min(wanted, self._validation.sequences_per_epoch))
@@ -232,10 +235,6 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         sequences = int((train.epochs or 0) * self._sequences.sequences_per_epoch)
         self.steps = train.steps or max(1, sequences // train.batch)
         self.units_per_step = train.batch * context
-
-    @property
-    def flops_per_step(self) -> float:
-        return float(self.model.flops_per_token()) * self.units_per_step
 
     def batch(self, step: int, micro_step: int) -> list[Tensor]:
         """Return tokens and targets."""
@@ -272,13 +271,14 @@ class LanguageModel(GPTObjective[LanguageModelRecipe]):
         settings = self.recipe.validation
         if not settings.prompts:
             return {}
-        sampling = {"temperature": settings.temperature, "top_k": settings.top_k, "seed": self.recipe.seed}
-        continuations = [
-            self.tokenizer.decode(generate(self.model, ids, settings.sample_tokens, **sampling))  # type: ignore[arg-type]
-            for ids in self._prompts
-        ]
-        pairs = zip(settings.prompts, continuations, strict=True)
-        return {"samples": [{"prompt": prompt, "continuation": text} for prompt, text in pairs]}
+        sampling = Sampling(settings.sample_tokens, settings.temperature, settings.top_k, self.recipe.seed)
+        completions = Engine(self.model).complete(self._prompts, sampling)  # past any end token
+        return {
+            "samples": [
+                {"prompt": prompt, "continuation": self.tokenizer.decode(samples[0])}
+                for prompt, samples in zip(settings.prompts, completions, strict=True)
+            ]
+        }
 
     @classmethod
     def fetch(cls, recipe: LanguageModelRecipe, progress: Progress, part: slice | None = None) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def import_checkpoint(path: Path, runs_dir: Path, name: str) -> tuple[Run, bool]
     text_tokenizer = _tokenizer(source)
     tensors = _weights(source)
     with torch.device("meta"):
-        model = GPT(GPTConfig(**source.model.model_dump(), vocab=source.vocab), is_drawn=False)
+        model = GPT(GPTConfig(**source.model.model_dump(), vocab=source.vocab), is_initialised=False)
     check_tensors(source.file, tensors, model.state_dict(), _AGAIN)
     imported_from = {"file": str(source.file), "sha256": sha256}
     run = open_run(runs_dir, name, _recipe(source))

@@ -191,11 +191,6 @@ class Objective(ABC, Generic[R]):
         train = self.recipe.train
         return plan_batches(train.batch, train.micro_batch, processes, self.multiple)
 
-    @property
-    @abstractmethod
-    def flops_per_step(self) -> float:
-        """FLOPs of a step over all processes, by formula, for the model FLOPs utilisation."""
-
     @abstractmethod
     def prepare(self, world: World, run: Run, initial: "Weights | None") -> dict[str, Any]:
         """Read the data and plan the batches, on every rank; return facts for `run.json`, `data_sha256` among them.

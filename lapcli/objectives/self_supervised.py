@@ -28,7 +28,7 @@ from lapcli.data.images.loader import ImageBatches, seconds_to_read
 from lapcli.data.images.sources import ImageData
 from lapcli.measures.accuracy import classify, evaluation_batches
 from lapcli.models import compiling
-from lapcli.models.dino_vit import Head, StudentTeacher, crop_flops
+from lapcli.models.dino_vit import Head, StudentTeacher
 from lapcli.objectives.classification import ImageObjective
 from lapcli.objectives.dino_losses import dino_loss, koleo_loss, patch_weights, sinkhorn_targets, target_cross_entropy
 from lapcli.objectives.objective import ParameterGroup, PlanFacts
@@ -80,10 +80,6 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
                 f"{self.batches.accumulation} micro-steps are accumulated: Sinkhorn-Knopp balances each one "
                 "separately, not the whole batch; masks and neighbours are the same"
             )
-
-    @property
-    def flops_per_step(self) -> float:
-        return float(image_flops(self.recipe)) * self.recipe.train.batch
 
     def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
         super().build(device, policy)
@@ -260,19 +256,3 @@ def _patches(tokens_MTC: Tensor, places_N: Tensor) -> Tensor:
     """Select tokens of patches by their indices among all M P; each image has a class token before its P patches."""
     patches = tokens_MTC.shape[1] - 1
     return tokens_MTC.flatten(0, 1)[places_N + places_N // patches + 1]
-
-
-def image_flops(recipe: SelfSupervisedRecipe) -> int:
-    """Return the FLOPs per image: forward and backward of the student, forward of the teacher, with their heads."""
-    model, crops = recipe.model, recipe.data.crops
-    head, masks = model.head, recipe.data.masks
-    body = 2 * (model.width * head.hidden + head.hidden**2 + head.hidden * head.bottleneck)
-    per_token = {
-        name: body + 2 * head.bottleneck * count
-        for name, count in (("dino", head.dino_prototypes), ("ibot", head.ibot_prototypes))
-    }
-    patches = (crops.global_size // model.patch) ** 2
-    masked = GLOBALS * masks.probability * patches * sum(masks.ratio) / 2
-    teacher = GLOBALS * (crop_flops(model, crops.global_size) + per_token["dino"]) + masked * per_token["ibot"]
-    student = teacher + crops.locals * (crop_flops(model, crops.local_size) + per_token["dino"])
-    return int(3 * student + teacher)  # a backward costs two forwards, and the teacher has none

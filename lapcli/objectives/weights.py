@@ -62,6 +62,7 @@ from lapcli.runs import (
 from lapcli.runtime.environment import hub_is_offline
 from lapcli.runtime.errors import DataError, UsageError
 from lapcli.runtime.files import sha256_of_file
+from lapcli.runtime.ranks import pick_device
 
 Recipe = TypeVar("Recipe", bound=BaseRecipe)
 REMEDY = "change the recipe's model, or start from other weights"
@@ -79,7 +80,7 @@ def find_checkpoint(run: Run, which: str) -> Checkpoint:
         raise UsageError(f"{run.path} has no checkpoint yet; train it first")
     step: Any = steps[-1] if which == "last" else int(which) if which.isdecimal() else None
     if which == "best" and (step := read_summary(run).get("best_step")) is None:
-        raise UsageError(f"{run.path} has no best checkpoint (unfinished, or of a kind that keeps none); use last")
+        raise UsageError(f"{run.path} has no best checkpoint (it is unfinished, or its objective keeps none); use last")
     if step not in steps:
         kept = ", ".join(map(str, steps))
         raise UsageError(f"{run.path} has no checkpoint {which[:40]!r}; there are last, best and the kept steps {kept}")
@@ -93,8 +94,11 @@ def find_checkpoint(run: Run, which: str) -> Checkpoint:
     return checkpoint
 
 
-def open_run(run: Run, checkpoint: Checkpoint | None, device: torch.device, *, float32: bool = False) -> LoadedModel:
-    """Load the run's model with the weights of that checkpoint, or untrained without one."""
+def open_run(
+    run: Run, checkpoint: Checkpoint | None, device: torch.device | None = None, *, float32: bool = False
+) -> LoadedModel:
+    """Load the run's model with the weights of that checkpoint, or untrained without one; by default on its device."""
+    device = device or torch.device(pick_device(run.recipe.train.device))
     return objective_of(run.recipe).load(run, checkpoint, device, float32=float32)
 
 

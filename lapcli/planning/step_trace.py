@@ -5,6 +5,7 @@ keeps. A compiled graph on a GPU is assumed to keep as much: torch.compile keeps
 because the matmul after it needs its result in the backward.
 """
 
+import math
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,9 +31,28 @@ class StepTrace:
 
     flops: int  # of matmuls and attention, as if nothing were masked
     peaks: dict[str, dict[str, int]]  # by phase and part, at the peak of the phase
+    operations: int
+
+    def beyond(self, other: "StepTrace", factor: float) -> "StepTrace":
+        """Extrapolate the line from the other trace to this one by `factor` times their distance."""
+
+        def further(end: int, start: int) -> int:
+            return max(0, round(end + factor * (end - start)))
+
+        peaks = {
+            phase: {part: further(size, other.peaks[phase][part]) for part, size in parts.items()}
+            for phase, parts in self.peaks.items()
+        }
+        return StepTrace(further(self.flops, other.flops), peaks, self.operations)
 
 
-def trace_step(objective: Objective[Any], examples: int, keeps_gradients: bool) -> StepTrace:
+class TooManyOperations(Exception):
+    """The step exceeds the maximum number of traced operations."""
+
+
+def trace_step(
+    objective: Objective[Any], examples: int, keeps_gradients: bool, most_operations: float = math.inf
+) -> StepTrace:
     """Trace a forward and backward of `examples`; `objective` was built on the meta device and cannot be used again.
 
     `keeps_gradients`: they exist during the forward already, from the micro-batch before or on several ranks, and are
@@ -44,13 +64,13 @@ def trace_step(objective: Objective[Any], examples: int, keeps_gradients: bool) 
         for p in parameters:
             p.grad = torch.empty_like(p) if keeps_gradients else None
         known = [*model.parameters(), *model.buffers(), *(p.grad for p in parameters)]
-        with _StepLog(known, FORWARD) as log:
+        with _StepLog(known, FORWARD, most_operations) as log:
             loss = objective.loss(objective.synthetic_batch(examples, CPU))
             log.mark_alive(ACTIVATIONS)
             log.phase = BACKWARD
             loss.backward()
             log.mark((p.grad for p in parameters), GRADIENTS)
-    return StepTrace(log.flops, log.peaks())
+    return StepTrace(log.flops, log.peaks(), log.operations)
 
 
 def trace_update(objective: Objective[Any]) -> int:
@@ -83,9 +103,9 @@ class _StepLog(TorchDispatchMode):
     One mode for both: on fake tensors each mode takes as long as the operation itself.
     """
 
-    def __init__(self, known: Iterable[Tensor | None], phase: str) -> None:
+    def __init__(self, known: Iterable[Tensor | None], phase: str, most_operations: float = math.inf) -> None:
         super().__init__()
-        self.phase, self.flops = phase, 0
+        self.phase, self.flops, self.operations, self._most_operations = phase, 0, 0, most_operations
         self._formulas = FlopCounterMode(display=False, custom_mapping=_COUNTED).flop_registry
         self._known = [x.untyped_storage() for x in known if x is not None]  # referenced, so that no address is reused
         self._ignored = {storage._cdata for storage in self._known}
@@ -93,6 +113,9 @@ class _StepLog(TorchDispatchMode):
         self._events: list[tuple[_Storage, int, str]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        if self.operations > self._most_operations:
+            raise TooManyOperations
         given = kwargs or {}
         out = func(*args, **given)
         if func is _DEVICE:  # half of all operations ask where a tensor is

@@ -78,7 +78,7 @@ def _bars(before: str, after: Any, is_shown: bool, console: Console | None = Non
 
 
 class StepProgress:
-    """Shows step, loss, learning rate, throughput, fraction of the peak if known, and the remaining time."""
+    """Shows step, loss, learning rate, throughput and the remaining time."""
 
     def __init__(self, console: LogConsole, first: int, steps: int, unit: str, shown: bool = True) -> None:
         self._console, self._first, self._steps, self._unit = console, first, steps, unit
@@ -97,9 +97,7 @@ class StepProgress:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def step(
-        self, step: int, loss: float, lr: float, units_per_second: float | None, share_of_peak: float | None
-    ) -> None:
+    def step(self, step: int, loss: float, lr: float, units_per_second: float | None) -> None:
         """Show that `step` updates are done. The first of a process has no throughput: it compiles and warms up; for
         the same reason it does not count for the time left, which is shown from the fifth on."""
         if not self._shown:
@@ -107,8 +105,6 @@ class StepProgress:
         text = f"loss {loss:.4f}  lr {lr:.3g}"
         if units_per_second is not None:
             text += f"  {units_per_second:,.0f} {self._unit}/s"
-        if share_of_peak is not None:
-            text += f"  {share_of_peak:.0%} of peak"
         now, taken = time.monotonic(), step - self._first
         if taken == 1:
             self._after_first = now

@@ -27,7 +27,6 @@ from lapcli.heads.laplacian import freeze_vanishing_biases
 from lapcli.objectives.objective import Objective
 from lapcli.recipe.schema import BaseRecipe
 from lapcli.runs import Run
-from lapcli.runtime.devices import listed
 from lapcli.runtime.errors import Diverged, Interrupted
 from lapcli.runtime.progress import LogConsole, StepProgress
 from lapcli.runtime.ranks import World
@@ -64,8 +63,6 @@ class Loop:
         self._resume()
         self.clock = StepClock(self.world.device)  # after the resume, whose time belongs to no step
         steps, unit, units = self.objective.steps, self.objective.unit, self.objective.units_per_step
-        gpu = listed(torch.cuda.get_device_name(self.world.device)) if self.world.device.type == "cuda" else None
-        peak = gpu.bf16_flops * self.world.size if gpu and gpu.bf16_flops else math.nan
 
         def announce(signal: str) -> None:
             if self.world.is_main:
@@ -86,9 +83,7 @@ class Loop:
                 if self.world.is_main:  # before the save: a resume keeps the lines up to its step
                     self.metrics.append(line)
                     throughput = line.get(f"{unit}_per_second")
-                    of_peak = (throughput or math.nan) * self.objective.flops_per_step / units / peak
-                    shown = None if math.isnan(of_peak) else of_peak
-                    progress.step(self.step, line["loss"], line["lr"], throughput, shown)
+                    progress.step(self.step, line["loss"], line["lr"], throughput)
                 is_last = stopping or self.step == steps
                 if is_last or _is_due(self.step, self.checkpoint_every):
                     self._save(is_last=is_last)
@@ -243,7 +238,7 @@ class Loop:
                 lines = self.metrics.resume(self.step, self._warn)
                 # A process that was killed after its last save may not have noted it.
                 loaded = {"step": self.step, "weights_sha256": self.saved.weights_sha256} if self.saved else {}
-                self.run.update(**loaded, **({"metrics_lost": True} if self.step and not lines else {}))
+                self.run.update(**loaded)
         for line in self.world.from_main(lines):  # type: ignore[attr-defined]
             if "loss" not in line:  # a validation: its loss is `validation_loss`
                 values = without_times(line)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lapcli.objectives.chat import Chat
 from lapcli.objectives.weights import open_weights
-from lapcli.recipe.chat import STAGES, ChatRecipe, ChatStageRecipe, StageName, stage_recipe
+from lapcli.recipe.chat import ChatRecipe, ChatStageRecipe, StageName, stage_recipe
 from lapcli.recipe.schema import RUN, GPTModel, InitFrom, TokenizerSection
 from lapcli.runs import INFO, Run, read_run
 from lapcli.runtime.devices import prepare_determinism
@@ -47,26 +47,20 @@ def train_stages(
     *,
     runs_dir: Path,
     name: str,
-    only: StageName | None = None,
     fresh: bool = False,
     step_timeout: float = STEP_TIMEOUT,
     console: LogConsole,
 ) -> list[Run]:
-    """Train `<name>-midtrain`, then `<name>-sft`; with `only`, one of them. Finished ones are skipped."""
+    """Train `<name>-midtrain`, then `<name>-sft`, or the one that the recipe has. Finished ones are skipped."""
     sections = recipe.stages.given()
-    if only is not None and only not in sections:
-        raise UsageError(f"the recipe has no stage {only}; it has {' and '.join(sections)}")
-    stages = [stage for stage in sections if only in (None, stage)]
-    if isinstance(start_from, Run):
-        if only is not None and not isinstance(start_from.recipe, ChatStageRecipe):
-            start_from = _stage_before(only, recipe, runs_dir, name) or start_from
-        start_from = from_run(start_from, runs_dir)
-    if any(sections[stage].train.deterministic for stage in stages):
+    stages = list(sections)
+    given = from_run(start_from, runs_dir) if isinstance(start_from, Run) else start_from
+    if any(section.train.deterministic for section in sections.values()):
         prepare_determinism()  # before joining, which may start CUDA
     runs: list[Run] = []
     with joined_world(sections[stages[0]].train.device, step_timeout) as world:
         with world.together():
-            start = StageStart(start_from, runs_dir)
+            start = StageStart(given, runs_dir)
             # Data, batches and prompts of later stages, so that a missing file is reported now instead of after days.
             for stage in stages[1:]:
                 path = runs_dir / f"{name}-{stage}"
@@ -95,17 +89,3 @@ def train_stages(
             if stage != stages[-1]:
                 start = StageStart(from_run(runs[-1], runs_dir), runs_dir)
     return runs
-
-
-def _stage_before(stage: StageName, recipe: ChatRecipe, runs_dir: Path, name: str) -> Run | None:
-    """Return the finished run of the recipe's previous stage, for `--stage sft` after `--stage midtrain`."""
-    earlier = [other for other in STAGES[: STAGES.index(stage)] if other in recipe.stages.given()]
-    if not earlier:
-        return None
-    path = runs_dir / f"{name}-{earlier[-1]}"
-    run = read_run(path) if (path / INFO).exists() else None
-    if run is None or not run.is_finished:
-        raise UsageError(
-            f"{stage} starts from {path}, which is not finished; run --stage {earlier[-1]} first, or leave --stage out"
-        )
-    return run

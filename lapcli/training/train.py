@@ -200,13 +200,13 @@ def _finish(run: Run, loop: Loop) -> None:
     """Compute and write the results of the final weights, which are saved already; then the run is finished."""
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
-    best = None if "metrics_lost" in run.info else loop.best_step()  # of lost validations one may have been better
+    best = loop.best_step()
     best_values = {} if best is None else {"best_step": best, "best": loop.validated[best]}
     summary = {"start": start, "end": end, **best_values, **loop.module(loop.objective.finish)}
     write_summary(run, summary)  # before the status: a finished run without a summary counts as incomplete
     rows: list[dict[str, Any]] = []
     data: dict[str, Any] = {"split": "validation", **{key: run.info.get(key) for key in ("data", "data_sha256")}}
-    for step in {0, loop.best_step() or 0, steps} & loop.validated.keys():
+    for step in {0, best or 0, steps} & loop.validated.keys():
         weights = run.info["weights_sha256"] if step == steps else None
         for name, value in loop.validated[step].items():
             unit, direction = run.recipe.metrics.get(name, (None, None))

@@ -59,7 +59,7 @@ def test_all_that_fits_each_kind(pattern, kind, count, tokens, runs, capsys, tmp
     out = analyzed(capsys, runs, "all", pattern, "--limit", "16", "--out", str(tmp_path))
     fits = [
         what for what in measurements_for(OBJECTIVES[kind].gives) if what != "mixing"
-    ]  # their operators have nothing learnt
+    ]  # their operators have nothing learned
     assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(fits)
     for what in fits:
         told = check_files(tmp_path, what)
@@ -106,8 +106,8 @@ def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, mo
         ["attention", "exclusive", "exclusive", "mix"],
         ["attention", "attention", "exclusive", "value-only"],
     ]
-    learnt = {key for layer in json.loads((out / "mixing.json").read_text())["runs"][0]["layers"] for key in layer}
-    assert {"mix_alpha", "exclusive_gate"} <= learnt
+    learned = {key for layer in json.loads((out / "mixing.json").read_text())["runs"][0]["layers"] for key in layer}
+    assert {"mix_alpha", "exclusive_gate"} <= learned
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
-"""`lap sample`: the same tokens as the engine's own, streamed; one prompt, several samples, or lines of stdin."""
+"""`lap sample`: the same tokens as the engine's own, streamed; several prompts and samples."""
 
-import io
 import json
 
 import pytest
 import torch
 from support import run_main
 
-from lapcli.generation.engine import generate
+from lapcli.generation.engine import Engine, Sampling
 from lapcli.objectives.weights import find_checkpoint, open_run
 from lapcli.runs import read_run
 
@@ -19,10 +18,11 @@ def runs(chat_runs, monkeypatch):
 
 
 def test_a_base_model_continues_the_text(runs, capsys):
-    """The likeliest tokens after <|bos|> and the prompt, as `generate` gives them without cache rows or text pieces."""
+    """The likeliest tokens after <|bos|> and the prompt, as the engine gives them without text pieces."""
     run = read_run(runs / "quickstart")
     model, tokenizer = open_run(run, find_checkpoint(run, "last"), torch.device("cpu")).language_model()
-    tokens = generate(model, [tokenizer.bos, *tokenizer.encode("The list type")], 12)
+    prompt = [tokenizer.bos, *tokenizer.encode("The list type")]
+    ((tokens,),) = Engine(model).complete([prompt], Sampling(12))
     code, out, err = run_main(
         capsys, "sample", "--run", "quickstart", "--prompt", "The list type", "--temperature", "0", "--max-tokens", "12"
     )
@@ -52,11 +52,10 @@ def test_samples_depend_on_seed_and_number_alone(capsys):
     assert text == "".join(f"{sample}\n---\n" for sample in four[:2])
 
 
-def test_each_line_of_stdin_is_a_prompt(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("def\n\nclass A\n"))
-    code, out, _ = run_main(capsys, "sample", "--run", "quickstart", "--max-tokens", "4", "--json")
+def test_each_prompt_is_continued(capsys):
+    words = ("sample", "--run", "quickstart", "--max-tokens", "4")
+    code, out, _ = run_main(capsys, *words, "--prompt", "def", "--prompt", "class A", "--json")
     assert code == 0
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["prompt"] for row in rows] == ["def", "class A"]
-    alone = run_main(capsys, "sample", "--run", "quickstart", "--max-tokens", "4", "--prompt", "class A")[1]
-    assert rows[1]["samples"] == [alone[:-1]]
+    assert rows[1]["samples"] == [run_main(capsys, *words, "--prompt", "class A")[1][:-1]]

@@ -8,7 +8,7 @@ from export_support import gpt_run
 
 from lapcli.data.chat.conversation import MessagePart, Turn, conversation, render_prompt
 from lapcli.export.export import export_run
-from lapcli.generation.engine import generate
+from lapcli.generation.engine import Engine, Sampling
 from lapcli.objectives.weights import find_checkpoint, open_run
 
 transformers = pytest.importorskip("transformers", reason="the dev extra has it")
@@ -54,7 +54,7 @@ def test_greedy_text_with_every_cache_and_padding(pair):
     for way in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
         rows = theirs.generate(input_ids=padded, attention_mask=mask, max_new_tokens=12, do_sample=False, **way)
         for prompt, row in zip(prompts, rows[:, 20:].tolist(), strict=True):
-            expected = generate(ours, prompt.tolist(), 12)
+            ((expected,),) = Engine(ours).complete([prompt.tolist()], Sampling(12))
             stop = next((n + 1 for n, token in enumerate(expected) if token in ends), 12)
             assert row[:stop] == expected[:stop]
             assert set(row[stop:]) <= {pad}

@@ -73,13 +73,6 @@ def test_a_killed_run_resumes_with_the_same_bits(extended, painted, shared_cache
     assert (killed / last).read_bytes() == (painted / last).read_bytes()
 
 
-@pytest.mark.long
-def test_two_processes_train_it(extended, painted):
-    extended("train", extended.recipe, *LION, "--name", "two", "--set", "train.micro_batch=16", processes=2)
-    for (_, ours), (_, alone) in zip(steps(extended.runs / "two"), steps(painted), strict=True):
-        assert ours == pytest.approx(alone, rel=1e-5)
-
-
 def test_models_are_evaluated_by_what_they_give(extended, painted, adder):
     knn = json.loads(extended("eval", "--run", "painted", "--tasks", "knn", "--json").stdout)["tasks"]["knn20"]
     assert (knn["count"], 0.1 < knn["value"] <= 1) == (359, True)  # better than guessing, even after a few steps

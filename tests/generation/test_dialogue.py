@@ -42,15 +42,6 @@ def test_no_piece_breaks_a_character(tokenizer):
     assert transcript([0xC3, special(tokenizer, "python_start"), ord("1")], tokenizer) == "\ufffd[calculator: 1"
 
 
-def test_calls_of_the_calculator_are_shown(tokenizer):
-    start, end, out, out_end = (
-        special(tokenizer, name) for name in ("python_start", "python_end", "output_start", "output_end")
-    )
-    call = [start, *tokenizer.encode("6*7"), end]
-    assert transcript([*call, out, *tokenizer.encode("42"), out_end, ord("!")], tokenizer) == "[calculator: 6*7][= 42]!"
-    assert transcript([*call, ord("!")], tokenizer) == "[calculator: 6*7]!"  # not understood: it has no result
-
-
 def test_the_prompt_holds_what_was_said(model, tokenizer, monkeypatch):
     dialogue = Dialogue(model, tokenizer, Sampling(4, 1.0))
     prompts = []

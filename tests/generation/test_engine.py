@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lapcli.data.text.tokenizer import train_tokenizer
-from lapcli.generation import engine as engine_module
-from lapcli.generation.engine import Engine, RowCache, Sampling, generate
+from lapcli.generation.engine import Engine, RowCache, Sampling
 from lapcli.models.gpt import GPT, GPTConfig, KVCache
 
 torch.set_num_threads(1)
@@ -41,7 +40,7 @@ def test_greedy_is_the_likeliest_of_the_whole_forward(laplacian_heads, kv_heads)
     plain, turned = (randomised(k, kv_heads=kv_heads)(torch.tensor([PROMPT])) for k in (0, 4))
     assert (plain - turned).abs().max() > 0.1
     model = randomised(laplacian_heads, kv_heads=kv_heads)
-    assert generate(model, PROMPT, 20) == likeliest(model, PROMPT, 20)
+    assert Engine(model).complete([PROMPT], Sampling(20)) == [[likeliest(model, PROMPT, 20)]]
 
 
 @settings(max_examples=40, deadline=None)
@@ -85,35 +84,6 @@ def test_the_batch_size_changes_nothing(laplacian_heads, kv_heads, temperature) 
     assert by_size[0] == by_size[1] == by_size[2]
     alone = [Engine(model).complete([prompt], sampling, samples=3)[0] for prompt in PROMPTS]
     assert alone == by_size[0]
-
-
-def test_rows_come_and_go_after_the_cache_has_grown() -> None:
-    """In the midst of decoding: 250 tokens and 30 more pass the 256 that are reserved at once."""
-    model = randomised(context=320)
-    prompts = [[n % 40 for n in range(start, start + 250)] for start in range(3)]
-
-    def tokens(batch: int) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {0: [], 1: [], 2: []}
-        ends = {0: 12, 1: 30, 2: 20}  # the first one leaves, and the last row takes its place
-
-        def is_over(event) -> bool:
-            found[event.prompt].append(event.token)
-            return len(found[event.prompt]) == ends[event.prompt]
-
-        for _ in Engine(model, batch=batch).stream(prompts, Sampling(30, 1.0, seed=3), is_over=is_over):
-            pass
-        return found
-
-    assert tokens(1) == tokens(2) == tokens(3)
-
-
-def test_the_first_of_the_top_is_greedy_and_a_top_beyond_the_vocabulary_all_of_it() -> None:
-    model = randomised()
-    greedy = generate(model, PROMPT, 20)
-    assert generate(model, PROMPT, 20, temperature=5.0, top_k=1, seed=3) == greedy
-    all_of_it = generate(model, PROMPT, 5, temperature=1.0, top_k=1000, seed=1)
-    assert all_of_it == generate(model, PROMPT, 5, temperature=1.0, seed=1)
-    assert len(all_of_it) == 5
 
 
 @pytest.mark.parametrize("top_k", [3, None])
@@ -191,11 +161,3 @@ def test_finished_rows_leave_the_batch(tokenizer) -> None:
     model.rows_of_steps.clear()
     Engine(model, tokenizer, batch=2).complete([[50 - n] for n in (8, 1, 1, 1, 1)], Sampling(20))
     assert [rows for rows in model.rows_of_steps if rows] == [2, 2, 2, 2, 1, 1, 1, 1]
-
-
-def test_a_prompt_is_read_once_for_all_its_samples(monkeypatch) -> None:
-    read = []
-    whole = engine_module.Engine._read
-    monkeypatch.setattr(engine_module.Engine, "_read", lambda self, prompt: read.append(prompt) or whole(self, prompt))
-    Engine(randomised(), batch=3).complete(PROMPTS[:3], Sampling(4, 1.0), samples=5)
-    assert read == PROMPTS[:3]

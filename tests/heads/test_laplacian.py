@@ -103,23 +103,6 @@ def test_mask_and_scale(laplacian_heads: int, kind: str) -> None:
     assert_matches_oracle(q, k, v, laplacian_heads, 1e-12, causal=True, scale=1.7)
 
 
-@pytest.mark.parametrize("T", [1, 3])
-def test_values_of_the_queries_can_be_given(T: int) -> None:
-    """A cache padded to 9 holds 5 + T tokens: its last values are not those of the queries."""
-    q, k, v = draw(2, 4, 2, T, 9, 6)
-    filled = torch.arange(9)[None] <= 5 + torch.arange(T)[:, None]
-    current_v = v[:, :, 5 : 5 + T]
-    y = laplacian_attention(q, k, v, 3, mask=filled, current_v_BGTD=current_v)
-    expected = oracle(q, k, v, 3, mask=filled, current_v=current_v)
-    torch.testing.assert_close(y, expected, atol=1e-12, rtol=0)
-    unpadded = oracle(q, k[:, :, : 5 + T], v[:, :, : 5 + T], 3, causal=True)
-    torch.testing.assert_close(y, unpadded, atol=1e-12, rtol=0)
-    wrong = laplacian_attention(q, k, v, 3, mask=filled)
-    assert (wrong - expected).abs().max() > 0.1
-    for ours, theirs in zip(gradients(y, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("G", "T", "S"), [(4, 6, 6), (2, 1, 6), (2, 3, 6)])
 def test_no_laplacian_head_is_plain_attention_to_the_bit(dtype: torch.dtype, G: int, T: int, S: int) -> None:

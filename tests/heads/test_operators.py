@@ -20,17 +20,15 @@ from lapcli.models.dino_vit import StudentTeacher
 from lapcli.models.gpt import GPT, GPTConfig, KVCache
 from lapcli.models.vit import build_vit
 from lapcli.objectives import classification, language_model, schedules
-from lapcli.recipe import recipe_hash
 from lapcli.runtime.errors import DataError
 
 torch.set_num_threads(1)
 
 #: Each operator in each of its forms: its name and constants.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "attention": ("attention", {}),
     "laplacian": ("laplacian", {}),
     "mix": ("mix", {"alpha": 0.7, "beta": -1.3}),
-    "learnt mix": ("mix", {"learn": ["alpha", "beta"]}),
+    "learned mix": ("mix", {"learn": ["alpha", "beta"]}),
     "value-only": ("value-only", {}),
     "centered": ("centered", {}),
     "attnscale": ("attnscale", {}),
@@ -86,8 +84,6 @@ def dense(layer: HeadOperators, given: dict[str, Tensor], visible_BHTS: Tensor) 
     P = logits.exp() / logits.exp().sum(-1, keepdim=True)
     U = visible_BHTS.double() / visible_BHTS.sum(-1, keepdim=True)
     I_TS = torch.tensor([[float(s == S - T + t) for s in range(S)] for t in range(T)], dtype=torch.float64)
-    if not layer.claims:  # three heads of attention are a plain layer
-        return P @ v
     ((operator, count),) = layer.claims
     own = slice(H - count, H)
     parameters = {name.partition("_")[2]: p for name, p in layer.named_parameters()}
@@ -96,12 +92,12 @@ def dense(layer: HeadOperators, given: dict[str, Tensor], visible_BHTS: Tensor) 
 
 
 def definition(
-    operator: Any, P: Tensor, I_TS: Tensor, U: Tensor, v: Tensor, x: Tensor, learnt: dict[str, Tensor]
+    operator: Any, P: Tensor, I_TS: Tensor, U: Tensor, v: Tensor, x: Tensor, learned: dict[str, Tensor]
 ) -> Tensor:
     """The formula of each operator's paper, with all matrices written out."""
 
     def value(name: str) -> Any:
-        return learnt[name][:, None, None] if name in learnt else getattr(operator, name)
+        return learned[name][:, None, None] if name in learned else getattr(operator, name)
 
     o = P @ v
     match operator.name:
@@ -120,10 +116,10 @@ def definition(
         case "exclusive":
             own = I_TS @ v
             projection = own[..., :, None] * own[..., None, :] / own.square().sum(-1)[..., None, None]
-            share = learnt["gate"].tanh()[:, None, None] if "gate" in learnt else 1
+            share = learned["gate"].tanh()[:, None, None] if "gate" in learned else 1
             return o - share * (projection @ o[..., None])[..., 0]
         case "gate":
-            rows = learnt["weight"].chunk(o.shape[1])
+            rows = learned["weight"].chunk(o.shape[1])
             gated = [head / (1 + (-(x @ W.mT)[:, None]).exp()) for head, W in zip(o.split(1, 1), rows, strict=True)]
             return torch.cat(gated, dim=1)
     raise ValueError(operator.name)
@@ -188,7 +184,7 @@ def test_other_weights_start_the_same(operators: Any) -> None:
 
     def drawn(operators: Any) -> GPT:
         model = GPT(
-            GPTConfig(layers=3, heads=H, width=WIDTH, vocab=17, context=16, operators=operators), is_drawn=False
+            GPTConfig(layers=3, heads=H, width=WIDTH, vocab=17, context=16, operators=operators), is_initialised=False
         )
         model.initialise(torch.Generator().manual_seed(3))
         return model
@@ -214,9 +210,9 @@ def test_what_operators_learn_is_never_decayed_and_never_muons(tmp_path) -> None
         *images.parameter_groups(),
         *schedules.parameter_groups(dino, StudentTeacher(dino.model)),
     ]
-    learnt = [(group, name) for group in groups for name in group.parameters if ".operators." in name]
-    assert len(learnt) == 3 * 8
-    for group, name in learnt:
+    learned = [(group, name) for group in groups for name in group.parameters if ".operators." in name]
+    assert len(learned) == 3 * 8
+    for group, name in learned:
         changed = group.at_step(1000) if group.at_step else {}
         assert group.optimizer == ("lamb" if group.name == "without decay" else "adamw"), (
             name
@@ -275,13 +271,6 @@ class TestPlans:
         with pytest.raises(ValueError) as error:  # noqa: PT011
             head_plan(spec, 3, 4)
         assert message in str(error.value)
-
-    def test_a_recipe_takes_one_of_the_two_forms(self, tmp_path) -> None:
-        text = write_text(tmp_path / "text.txt")
-        with pytest.raises(Exception, match="either operators or laplacian_heads"):
-            tiny_recipe(text, model={"operators": {"laplacian": 2}})
-        plain = tiny_recipe(text)
-        assert recipe_hash(plain) == recipe_hash(tiny_recipe(text, model={"operators": None}))
 
 
 class TestLaplacianize:

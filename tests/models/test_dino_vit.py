@@ -7,7 +7,7 @@ import timm
 import torch
 
 from lapcli.heads.plan import head_plan
-from lapcli.models.dino_vit import TIMM_OPTIONS, Block, CropGroup, DinoViT, from_timm, rotary_tables, to_timm
+from lapcli.models.dino_vit import TIMM_OPTIONS, Block, CropGroup, DinoViT, rotary_tables, to_timm
 from lapcli.recipe.dino import DinoModel
 
 TINY = {"layers": 3, "width": 32, "heads": 4, "patch": 4, "layer_scale": 0.7}
@@ -24,20 +24,14 @@ def tiny_timm(heads=4):
     return timm.create_model("vit_small_patch16_dinov3", **TIMM_OPTIONS, **options).eval()
 
 
-def test_the_papers_size():
-    assert sum(p.numel() for p in DinoViT(DinoModel()).parameters()) == 21_599_616
-
-
 def test_timm_computes_the_same_and_the_names_map_both_ways():
     ours, theirs = tiny().eval(), tiny_timm()
     theirs.load_state_dict(to_timm(ours.state_dict()))
     images = torch.randn(2, 3, 16, 16)
     expected = theirs.forward_features(images)
     assert torch.allclose(ours.tokens([images])[0], expected, atol=1e-5)
-    other = tiny(laplacian_heads=0)
-    other.load_state_dict(from_timm(tiny_timm().state_dict()))
-    back = to_timm(other.state_dict())
-    assert back.keys() == theirs.state_dict().keys()
+    back = tiny().load_state_dict(theirs.state_dict(), strict=False)
+    assert (back.missing_keys, back.unexpected_keys) == (["mask_token"], [])
 
 
 def test_laplacian_heads_are_those_of_timm_turned():

@@ -43,7 +43,6 @@ class TestSize:
             model = GPT(config)
         assert sum(p.numel() for p in model.parameters()) == 560_988_160
         assert len(list(model.parameters())) == len(model.state_dict()) == 122
-        assert model.flops_per_token() == 3_491_758_080
         assert model.cos_PD.shape == (20_480, 64)
 
     def test_names_are_those_of_the_design(self) -> None:
@@ -72,58 +71,7 @@ class TestStart:
         assert moved == {"head.weight"}
 
 
-def reference_logits(state: dict[str, Tensor], config: GPTConfig, tokens_T: list[int]) -> Tensor:
-    """The model's definition for one sequence, in float64: a token, a head, a pair of channels at a time."""
-    H, D, T = config.heads, config.width // config.heads, len(tokens_T)
-    G = config.kv_heads or H
-    tiny = torch.finfo(torch.float64).eps
-
-    def norm(x: Tensor) -> Tensor:
-        return x / ((x**2).sum(-1, keepdim=True) / x.shape[-1] + tiny).sqrt()
-
-    def rotary(x: Tensor, position: int) -> Tensor:
-        turned = x.clone()
-        for i in range(D // 2):
-            theta = position / config.rotary_base ** (2 * i / D)
-            turn = torch.tensor(
-                [[math.cos(theta), math.sin(theta)], [-math.sin(theta), math.cos(theta)]], dtype=torch.float64
-            )
-            turned[[i, i + D // 2]] = turn @ x[[i, i + D // 2]]
-        return turned
-
-    x = norm(state["embed.weight"][tokens_T])
-    for layer, laplacian in enumerate(config.head_plan().per_layer):
-        W = {name.split(".")[-2]: w for name, w in state.items() if name.startswith(f"blocks.{layer}.")}
-        z = norm(x)
-        heads = []
-        for h in range(H):
-            g = h // (H // G)
-            q = torch.stack([norm(rotary(W["q"][h * D : (h + 1) * D] @ z[t], t)) for t in range(T)])
-            k = torch.stack([norm(rotary(W["k"][g * D : (g + 1) * D] @ z[t], t)) for t in range(T)])
-            v = z @ W["v"][g * D : (g + 1) * D].T
-            P = torch.zeros(T, T, dtype=torch.float64)
-            for t in range(T):
-                weights = (k[: t + 1] @ q[t] / math.sqrt(D)).exp()
-                P[t, : t + 1] = weights / weights.sum()
-            heads.append(v - P @ v if h >= H - laplacian else P @ v)
-        x = x + torch.cat(heads, dim=1) @ W["out"].T
-        hidden = (norm(x) @ W["up"].T).clamp(min=0) ** 2
-        x = x + hidden @ W["down"].T
-    return config.softcap * torch.tanh(norm(x) @ state["head.weight"].T / config.softcap)
-
-
 class TestForward:
-    @pytest.mark.parametrize("kv_heads", [None, 2])
-    @pytest.mark.parametrize("plan", PLANS)
-    def test_against_the_description(self, plan, kv_heads) -> None:
-        assert_heads_matter(kv_heads=kv_heads)
-        model = randomised(laplacian_heads=plan, kv_heads=kv_heads).double()
-        model.cos_PD, model.sin_PD = exact_tables(model.config)
-        tokens, _ = tokens_and_targets(T=7)
-        state = {name: weight.detach() for name, weight in model.state_dict().items()}
-        expected = torch.stack([reference_logits(state, model.config, row.tolist()) for row in tokens])
-        torch.testing.assert_close(model(tokens), expected, atol=1e-10, rtol=0)
-
     def test_loss_is_the_cross_entropy_of_the_logits(self) -> None:
         model = randomised(laplacian_heads=2).double()
         tokens, targets = tokens_and_targets()
@@ -136,36 +84,6 @@ class TestForward:
         torch.testing.assert_close(model.loss(tokens, targets, reduction="none"), each, atol=1e-12, rtol=0)
         assert model.loss(tokens, targets).item() == pytest.approx(each.sum().item() / 27, rel=1e-12)
         assert model.loss(tokens, targets, reduction="sum").item() == pytest.approx(each.sum().item(), rel=1e-12)
-
-    def test_no_token_sees_its_future(self) -> None:
-        model = randomised(laplacian_heads=2)
-        tokens, _ = tokens_and_targets()
-        changed = tokens.clone()
-        changed[:, 9:] = (changed[:, 9:] + 1) % 40
-        before, after = model(tokens), model(changed)
-        torch.testing.assert_close(before[:, :9], after[:, :9], atol=1e-5, rtol=0)
-        assert (before[:, 9:] - after[:, 9:]).abs().amax(-1).min() > 0.1
-
-    def test_rotary_tables(self) -> None:
-        cos, sin = exact_tables(GPTConfig(**SMALL))
-        exact = randomised()
-        assert exact.cos_PD.dtype == exact.sin_PD.dtype == torch.float32
-        # An angle of up to 160 is rounded to float32 before its cosine is taken.
-        torch.testing.assert_close(exact.cos_PD.double(), cos, atol=4e-5, rtol=0)
-        torch.testing.assert_close(exact.sin_PD.double(), sin, atol=4e-5, rtol=0)
-        coarse = randomised(rotary_precision="bf16")
-        assert coarse.cos_PD.dtype == coarse.sin_PD.dtype == torch.bfloat16
-        assert torch.equal(coarse.cos_PD, exact.cos_PD.bfloat16())
-        tokens, _ = tokens_and_targets()
-        assert exact(tokens).dtype == coarse(tokens).dtype == torch.float32
-        assert 0 < (exact(tokens) - coarse(tokens)).abs().max() < 0.5
-
-
-def exact_tables(config: GPTConfig) -> tuple[Tensor, Tensor]:
-    half = config.width // config.heads // 2
-    angles = [[p / config.rotary_base ** (i / half) for i in range(half)] for p in range(10 * config.context)]
-    table = torch.tensor(angles, dtype=torch.float64)
-    return table.cos(), table.sin()
 
 
 class TestCache:
@@ -186,7 +104,8 @@ class TestCache:
 
 class TestBf16:
     def test_the_stream_is_bf16_and_the_other_weights_are_not(self) -> None:
-        model = randomised(laplacian_heads=2).use_bf16()
+        model = randomised(laplacian_heads=2)
+        model.embed.to(torch.bfloat16)
         assert {name for name, p in model.named_parameters() if p.dtype == torch.bfloat16} == {"embed.weight"}
         seen: dict[str, torch.dtype] = {}
         for name, module in model.named_modules():
@@ -204,47 +123,24 @@ class TestBf16:
             assert p.grad.dtype == p.dtype, name
             assert p.grad.isfinite().all(), name
 
-    def test_loss_and_gradients_are_close_to_float32(self) -> None:
-        assert_heads_matter()
-        batch = tokens_and_targets()
-        exact, rounded = randomised(laplacian_heads=2), randomised(laplacian_heads=2).use_bf16()
-        losses = [model.loss(*batch) for model in (exact, rounded)]
-        for loss in losses:
-            loss.backward()
-        assert losses[1].item() == pytest.approx(losses[0].item(), rel=0.02)
-        a, b = (torch.cat([p.grad.float().flatten() for p in model.parameters()]) for model in (exact, rounded))
-        assert torch.cosine_similarity(a, b, dim=0) > 0.99
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"width": 30}, "width: 30 is not a multiple of heads 4"),
-        ({"width": 12}, "width: the head size 3 .* must be even"),
-        ({"kv_heads": 3}, "kv_heads: heads 4 is not a multiple of kv_heads 3"),
-        ({"laplacian_heads": 5}, "0 to 4 can be Laplacian, got 5"),
-        ({"softcap": 60.0}, "softcap"),
-        ({"vocab": 0}, "vocab"),
-    ],
-)
-def test_what_cannot_be_a_gpt(changes: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GPTConfig(**{**SMALL, **changes})
-
 
 PARTS = ("residual_lambdas", "x0_lambdas", "value_embeddings")
 
 
-def test_parts_of_2026_are_the_formula():
+@pytest.mark.parametrize("has_parts", [False, True])
+def test_the_model_with_and_without_the_parts_of_2026_is_the_formula(has_parts):
     """A plain reimplementation in float64, layer by layer; and with a cache token by token."""
     torch.manual_seed(0)
     shape = {"layers": 3, "heads": 4, "kv_heads": 2, "width": 32, "vocab": 40, "context": 16}
-    model = GPT(GPTConfig(**shape, laplacian_heads=1, **dict.fromkeys(PARTS, True))).double()
-    assert model.residual_lambdas.tolist() == pytest.approx([1.15, 1.10, 1.05])
-    assert model.x0_lambdas.tolist() == pytest.approx([0.2, 0.125, 0.05])
-    assert set(model.value_embed) == {"0", "2"}  # every other layer, the last one included
+    model = GPT(GPTConfig(**shape, laplacian_heads=1, **dict.fromkeys(PARTS, has_parts))).double()
+    if has_parts:
+        assert model.residual_lambdas.tolist() == pytest.approx([1.15, 1.10, 1.05])
+        assert model.x0_lambdas.tolist() == pytest.approx([0.2, 0.125, 0.05])
+    assert set(model.value_embed) == ({"0", "2"} if has_parts else set())  # every other layer, the last one included
     gates = [block.attn.value_gate.weight for block in model.blocks if hasattr(block.attn, "value_gate")]
     assert all(gate.min() >= 0 and gate.max() <= 0.02 for gate in gates)
+    angles = torch.arange(160, dtype=torch.float64)[:, None] / 10_000 ** (torch.arange(4, dtype=torch.float64) / 4)
+    model.cos_PD, model.sin_PD = angles.cos(), angles.sin()
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(0.3 * torch.randn(p.shape, dtype=p.dtype))
@@ -255,16 +151,17 @@ def test_parts_of_2026_are_the_formula():
 
     def turned(x):  # B, T, heads, D
         a, b = x[..., :4], x[..., 4:]
-        cos, sin = (table[:7, None].double() for table in (model.cos_PD, model.sin_PD))
+        cos, sin = angles.cos()[:7, None], angles.sin()[:7, None]
         return norm(torch.cat([a * cos + b * sin, b * cos - a * sin], -1))
 
     x = x0 = norm(model.embed.weight[tokens])
     for i, block in enumerate(model.blocks):
-        x = model.residual_lambdas[i] * x + model.x0_lambdas[i] * x0
+        if has_parts:
+            x = model.residual_lambdas[i] * x + model.x0_lambdas[i] * x0
         y = norm(x)
         q, k, v = (y @ getattr(block.attn, name).weight.T for name in "qkv")
         v = v.view(2, 7, 2, 8)
-        if i != 1:
+        if has_parts and i != 1:
             gate = 3 / (1 + torch.exp(-y[..., :12] @ block.attn.value_gate.weight.T))
             v = v + gate[..., None] * model.value_embed[str(i)].weight[tokens].view(2, 7, 2, 8)
         q, k = turned(q.view(2, 7, 4, 8)), turned(k.view(2, 7, 2, 8)).repeat_interleave(2, 2)

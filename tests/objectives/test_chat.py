@@ -65,13 +65,6 @@ def test_each_target_of_a_step_weighs_the_same(pretrained, tmp_path, stage, micr
     assert step_loss([chat]) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_the_number_of_processes_changes_nothing(pretrained, tmp_path):
-    train = {"batch": 8, "micro_batch": 2, "steps": 4}
-    one = built(pretrained, tmp_path, train=train)
-    two = [built(pretrained, tmp_path, World(rank, 2, CPU), train=train) for rank in range(2)]
-    assert step_loss(two) == pytest.approx(step_loss([one]), rel=1e-5)
-
-
 def test_upstreams_average_is_the_mean_of_means_of_four_rows(pretrained, tmp_path):
     train = {"batch": 8, "micro_batch": 4, "steps": 4}
     chat = built(pretrained, tmp_path, average="micro_batch", train=train)

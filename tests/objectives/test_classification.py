@@ -11,7 +11,6 @@ from support import built
 from lapcli.data.images.sources import open_images
 from lapcli.models.vit import without_decay
 from lapcli.objectives.classification import Classification
-from lapcli.recipe import RecipeError
 from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
 from lapcli.runtime.ranks import World
@@ -62,33 +61,6 @@ def test_bf16_runs_on_the_cpu_where_it_is_asked_for(data):
     full = built(Classification, image_recipe(), data, ALONE)
     full.model.eval(), objective.model.eval()
     assert objective.loss((images, targets)).item() == pytest.approx(full.loss((images, targets)).item(), rel=0.02)
-
-
-def test_accumulation_keeps_the_global_batch(data):
-    """The averaged gradient of two micro-batches is that of one, with the model's own randomness off."""
-    gradients = []
-    for micro_batch in (16, 4):
-        recipe = image_recipe(train={"micro_batch": micro_batch}, model={"drop_path": 0.0})
-        objective = built(Classification, recipe, data, ALONE)
-        for micro_step in range(objective.batches.accumulation):
-            (objective.loss(objective.batch(1, micro_step)) / objective.batches.accumulation).backward()
-        gradients.append({name: p.grad for name, p in objective.model.named_parameters()})
-    for name in gradients[0]:
-        torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"data": {"mixing": {"group": 6}}}, "multiple of data.mixing.group 6"),
-        ({"train": {"loss": "binary_cross_entropy"}, "data": {"mixing": {"label_smoothing": 0.1}}}, "label_smoothing"),
-        ({"data": {"augmentation": {"policy": "randm9"}}}, "expected 3a or a policy"),
-        ({"model": {"laplacian_heads": 5}}, "0 to 4 can be Laplacian"),
-    ],
-)
-def test_what_cannot_go_together_is_refused(sections, message):
-    with pytest.raises(RecipeError, match=message):
-        image_recipe(**sections)
 
 
 def test_a_warmup_that_does_not_fit_into_the_steps_is_refused_before_the_first(data, tmp_path):

@@ -200,12 +200,13 @@ def test_a_self_supervised_backbone_becomes_student_and_teacher_and_a_run_gives_
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
 
 
-def test_a_classifier_from_the_best_of_its_checkpoints(tmp_path):
-    recipe = image_recipe(train={"steps": 4}, validation={"every": 1}, checkpoint={"every": 1, "keep": 1})
+def test_the_best_and_the_last_checkpoint_are_kept_and_can_be_started_from(tmp_path):
+    recipe = image_recipe(train={"steps": 4}, validation={"every": 1}, checkpoint={"every": None, "keep": 1})
     trained = train_here(recipe, tmp_path / "runs", "trained")
     lines = [json.loads(line) for line in trained.metrics.read_text().splitlines()]
     top1 = {line["step"]: line["validation_top1"] for line in lines if "validation_top1" in line and line["step"]}
     best = min(step for step, value in top1.items() if value == max(top1.values()))
+    assert {path.name for path in trained.checkpoints.iterdir()} == {f"step-{best:06d}", "step-000004"}
     expected = load_file(trained.checkpoints / f"step-{best:06d}/model.safetensors")
     tensors = open_weights(InitFrom(source="run:trained@best"), tmp_path / "runs").read()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)

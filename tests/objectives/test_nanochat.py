@@ -10,7 +10,6 @@ import rustbpe
 import tiktoken
 import torch
 import torch.nn.functional as F
-from harness_support import evaluated, make_run, samples_of, write_benchmarks
 from support import run_main, tiny_chat_recipe
 
 from lapcli.data.text.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN
@@ -221,28 +220,6 @@ def test_the_architecture_of_2026_is_refused_by_its_tensors_and_by_its_settings(
     with pytest.raises(DataError, match=r"in model_config: use_ve, window_pattern; .* by 1\.2 .*; name a"):
         import_checkpoint(place, tmp_path / "runs", "x")
     assert not (tmp_path / "runs").exists()
-
-
-def test_an_imported_chat_model_is_asked_in_the_words_that_it_was_fine_tuned_with(tmp_path, encoding):
-    """nanochat's words, not those of `lap sft`; the run records which."""
-    chat, _ = write_checkpoint(tmp_path, encoding, "chatsft_checkpoints", step=9)
-    imported, _ = import_checkpoint(chat, tmp_path / "runs", "chat")
-    base, _ = import_checkpoint(write_checkpoint(tmp_path, encoding)[0], tmp_path / "runs", "base")
-    assert (imported.info.get("prompt_form"), base.info.get("prompt_form")) == ("nanochat", None)
-    data = write_benchmarks(tmp_path / "data")
-    for run, words in (
-        (imported, ("Multiple Choice question: {}", "Respond only with the letter of the correct answer.")),
-        (make_run(tmp_path / "own"), ("Multiple choice: {}", "Answer with the letter of the right choice alone.")),
-    ):
-        result = evaluated(run, "arc_easy,mmlu", data, limit=2)
-        lines = samples_of(result)
-        assert {line["task"] for line in lines} == {"arc_easy", "mmlu"}
-        for line in lines:
-            asked = line["prompt"].partition("<|user_start|>")[2].partition("<|user_end|>")[0].split("\n")
-            assert asked[0].startswith(words[0].format(""))
-            assert asked[1:] == [*(f"- {text}" for text in (row[2:] for row in asked[1:-2])), "", words[1]]
-            assert [row[-1] for row in asked[1:-2]] == line["choices"]
-            assert all(row[-2] == "=" for row in asked[1:-2])
 
 
 def test_the_command_imports_a_checkpoint_once(tmp_path, encoding, capsys):

@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from support import edit_checkpoint, tiny_recipe, train_here, write_text
 from torch import nn
@@ -45,13 +44,6 @@ def test_what_was_saved_comes_back(model, tmp_path):
     assert found.sha256 == saved.sha256
 
 
-def test_only_the_newest_are_kept(model, tmp_path):
-    for step in (1, 2, 3, 4):
-        save(tmp_path, model, step, keep=2)
-    assert checkpoint.steps_in(tmp_path) == [3, 4]
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 def test_a_damaged_later_checkpoint_does_not_displace_the_saved_one(model, tmp_path):
     """The run resumed before it and saves again on the way there."""
     save(tmp_path, model, 8, keep=1).weights.write_bytes(b"")
@@ -63,16 +55,6 @@ def test_a_damaged_later_checkpoint_does_not_displace_the_saved_one(model, tmp_p
         model.weight.fill_(float("nan"))
     with pytest.raises(Diverged, match=r"the last good checkpoint is \S*step-000006"):
         save(tmp_path, model, 7, keep=1)
-
-
-def test_weights_carry_their_head_plan_and_refuse_another(model, tmp_path):
-    saved = save(tmp_path, model, 1, plan="[0, 2]")
-    with safe_open(saved.weights, framework="pt") as file:
-        metadata = file.metadata()
-    assert metadata["laplacian_heads"] == "[0, 2]"
-    assert metadata["step"] == "1"
-    with pytest.raises(DataError, match=r"laplacian_heads \[0, 2\].*has laplacian_heads 1"):
-        checkpoint.load_weights(saved.weights, nn.Linear(4, 3), "1")
 
 
 @pytest.mark.parametrize(("local_rank", "hashed"), [("0", 2), ("1", 0)])

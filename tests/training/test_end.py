@@ -32,21 +32,6 @@ def never(*arguments, **options):
     raise AssertionError("a step was taken")
 
 
-@pytest.mark.parametrize("kind", ["language_model"])
-def test_samples_beyond_the_positions_are_refused_before_the_first_step(kinds, tmp_path, monkeypatch, kind):
-    from lapcli.training.loop import Loop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_update", never)
-        for number, sampled in enumerate(
-            ({"prompts": ["the"], "sample_tokens": POSITIONS}, {"prompts": ["cat " * 300], "sample_tokens": 30})
-        ):
-            with pytest.raises(UsageError, match=r"validation\.sample_tokens.*beyond the model's 320 positions"):
-                train_here(kinds[kind](**STEPS, validation=sampled), tmp_path, f"run{number}")
-    allowed = kinds[kind](**STEPS, validation={"prompts": [], "sample_tokens": POSITIONS})
-    assert train_here(allowed, tmp_path, "none").is_finished
-
-
 def test_a_later_stage_is_checked_before_the_first_begins(base, tmp_path):
     def train(recipe):
         runs = tmp_path / "runs"

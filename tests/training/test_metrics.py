@@ -1,11 +1,8 @@
 """`metrics.jsonl` has each step once with its times; a damaged line stops nobody."""
 
-import json
-
 import pytest
-from support import tiny_recipe, train_here, write_text
 
-from lapcli.training.metrics import MetricsLog, last_step_metrics, read_metrics, without_times
+from lapcli.training.metrics import MetricsLog, last_step_metrics, read_metrics
 
 
 @pytest.fixture
@@ -38,13 +35,3 @@ def test_a_damaged_line_is_reported_and_skipped(log):
 def test_the_last_step_is_found_before_a_long_validation(log):
     log.append({"step": 5, **{f"validation_{n}": 0.5 for n in range(24 * 16)}})
     assert last_step_metrics(log.path) == {"step": 5, "loss": 0.2}
-
-
-def test_times_do_not_enter_the_summary(tmp_path):
-    """What a run reports is the same whether or not it was interrupted."""
-    run = train_here(tiny_recipe(write_text(tmp_path / "text.txt"), train={"steps": 1}), tmp_path / "runs")
-    summary = json.loads((run.path / "summary.json").read_text())
-    assert set(summary["end"]) == {"validation_loss", "validation_bits_per_byte"}
-    last = read_metrics(run.metrics)[-1]
-    assert {"seconds_validating", "seconds_saving"} < last.keys()
-    assert without_times(last) == {"step": 1, **summary["end"]}

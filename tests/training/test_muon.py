@@ -57,14 +57,6 @@ class TestOrthogonalise:
         assert torch.linalg.svdvals(rounded)[0] < 1.4
         assert cosine(rounded, exact) > (0.97 if decay == 2 else 0.99)
 
-    @pytest.mark.parametrize("steps", [5, 8])
-    def test_more_iterations_stay_near_float64(self, steps: int) -> None:
-        """A rounding error of the Gram matrix would grow twelvefold with each iteration, in float32 too."""
-        G = with_spectrum((64, 256), torch.arange(1, 65, dtype=torch.float64) ** -4)
-        ours = orthogonalise(G[None].float(), steps, torch.float32)[0].double()
-        expected = newton_schulz(G, steps)
-        assert (ours - expected).norm() < 0.01 * expected.norm()
-
 
 def train(optimizer: torch.optim.Optimizer, params: list[Tensor], steps: int) -> None:
     for step in range(steps):

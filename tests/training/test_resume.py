@@ -271,22 +271,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(uninterrupted, tmp_path, shared
     assert_same_bits(final_state(tmp_path), final_state(reference))
 
 
-def test_bf16_on_the_cpu_trains_resumes_and_generates(text, tmp_path, shared_cache):
-    recipe = tiny_recipe(text, train={"precision": "bf16", "steps": 3}, checkpoint={"every": 1})
-    assert exit_code(start_child(recipe, tmp_path / "whole", shared_cache)) == 0
-    assert exit_code(start_child(recipe, tmp_path / "cut", shared_cache, die_at, "after rename", 2)) == -signal.SIGKILL
-    assert exit_code(start_child(recipe, tmp_path / "cut", shared_cache)) == 0
-    ends = [
-        load_file(tmp_path / runs / "run" / "checkpoints" / "step-000003" / "model.safetensors")
-        for runs in ("whole", "cut")
-    ]
-    for name, tensor in ends[0].items():
-        assert torch.equal(bits(tensor), bits(ends[1][name])), name
-        assert tensor.dtype == (torch.bfloat16 if name == "embed.weight" else torch.float32)
-    summary = json.loads((tmp_path / "whole" / "run" / "summary.json").read_text())
-    assert summary["samples"][0]["prompt"] == "once"
-
-
 def test_parts_of_nanochats_model_of_2026_resume_and_are_refused_by_exports(text, tmp_path, monkeypatch, capsys):
     parts = dict.fromkeys(("residual_lambdas", "x0_lambdas", "value_embeddings"), True)
     recipe = tiny_recipe(text, model=parts, train={"steps": 6})

@@ -2,23 +2,20 @@
 
 import io
 import json
-import shutil
 
 import pytest
 import support
 import torch
 from support import (
-    lap,
     tiny_chat_recipe,
     tiny_recipe,
     train_here,
     write_text,
 )
 
-from lapcli.recipe import recipe_from_dict, recipe_to_dict, recipe_to_yaml
-from lapcli.runtime.errors import DataError, UsageError
+from lapcli.recipe import recipe_from_dict, recipe_to_dict
+from lapcli.runtime.errors import DataError
 from lapcli.runtime.progress import LogConsole
-from lapcli.training.metrics import read_metrics
 from lapcli.training.stages import train_stages
 
 torch.set_num_threads(1)
@@ -49,19 +46,17 @@ def train(pretrained, folder, recipe=None, **options):
 
 
 def test_one_stage_at_a_time(pretrained, tmp_path):
-    with pytest.raises(UsageError, match="x-midtrain, which is not finished; run --stage midtrain first"):
-        train(pretrained, tmp_path, only="sft")
-    (midtrain,) = train(pretrained, tmp_path, only="midtrain")
-    (sft,) = train(pretrained, tmp_path, only="sft")
+    def recipe_of(stage):
+        both = recipe_to_dict(tiny_chat_recipe(tmp_path))
+        return recipe_from_dict({**both, "stages": {stage: both["stages"][stage]}})
+
+    (midtrain,) = train(pretrained, tmp_path, recipe_of("midtrain"))
+    (sft,) = train(midtrain, tmp_path, recipe_of("sft"))
     start = sft.recipe.train.init_from
     assert (start.source, start.sha256) == ("run:x-midtrain", midtrain.info["weights_sha256"])
     again = train(pretrained, tmp_path)  # both are finished
     assert [run.info["updated"] for run in again] == [midtrain.info["updated"], sft.info["updated"]]
     assert (sft.path / "tokenizer.json").read_text() == (pretrained.path / "tokenizer.json").read_text()
-    only_sft = recipe_to_dict(tiny_chat_recipe(tmp_path))
-    only_sft["stages"]["midtrain"] = None
-    with pytest.raises(UsageError, match="no stage midtrain"):
-        train(pretrained, tmp_path, recipe_from_dict(only_sft), only="midtrain")
 
 
 def test_a_malformed_conversation_stops_the_run(pretrained, tmp_path):
@@ -71,23 +66,3 @@ def test_a_malformed_conversation_stops_the_run(pretrained, tmp_path):
     with pytest.raises(DataError, match=r"chats.jsonl, row 41: message 1 has the role 'assistant'"):
         train_here(staged(pretrained, tmp_path, "sft"), tmp_path / "runs")
     assert not (tmp_path / "runs" / "run").exists()  # before the first step there is nothing to keep
-
-
-@pytest.mark.long
-def test_two_processes_train_both_stages_to_the_same_losses(pretrained, tmp_path, shared_cache):
-    """Ranks that meet once for two runs."""
-    recipe = tiny_chat_recipe(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(recipe_to_yaml(recipe))
-    shutil.copytree(pretrained.path, tmp_path / "two" / "base")
-    options = ["--runs-dir", str(tmp_path / "two"), "--name", "x"]
-    result = lap("sft", str(tmp_path / "tiny.yaml"), *options, cache=shared_cache, processes=2)
-    assert result.returncode == 0, result.stderr
-    one = train(pretrained, tmp_path, recipe)
-    for run in one:
-        two = tmp_path / "two" / run.name
-        assert json.loads((two / "run.json").read_text())["world_size"] == 2
-        expected, found = (
-            [line["loss"] for line in read_metrics(folder / "metrics.jsonl") if "loss" in line]
-            for folder in (run.path, two)
-        )
-        assert found == pytest.approx(expected, rel=1e-4)

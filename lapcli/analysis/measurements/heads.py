@@ -226,10 +226,10 @@ def add_learned(sums: dict[str, Any], heads: int, inputs: HeadInputs) -> None:
 
     for operator, count in inputs.operators.claims:
         if operator.name == "gate":  # its matrix is a projection of the input; that of another operator may be any
-            for parameter in inputs.operators.learnt(operator).values():
+            for parameter in inputs.operators.learned(operator).values():
                 gates_NI = (inputs.normed_BTC.flatten(0, 1) @ parameter.mT.to(inputs.normed_BTC.dtype)).sigmoid()
                 # A head may have a gate for each channel; the mean over them is shown.
                 add("gate", end - count, to_float64(gates_NI).mean(0).view(count, -1).mean(1))
         end -= count
-    for name, (first, numbers_H) in inputs.operators.learnt_numbers().items():
+    for name, (first, numbers_H) in inputs.operators.learned_values().items():
         add(name, first, to_float64(numbers_H))

@@ -31,7 +31,6 @@ class PackedBatches:
         self._mixture, self._context, self._only_marked = mixture, context, only_marked
         total = int(mixture.lengths[mixture.order(0)].sum())  # the same in every epoch: only the order changes
         self.per_epoch = max(total - 1, 0) // context
-        self.tokens_per_item = float(context)
         if self.per_epoch == 0:
             raise DataError(
                 f"the mixture has {total:,} tokens, fewer than one sequence of {context:,}; add rows or repeats"
@@ -94,7 +93,6 @@ class PaddedBatches:
     def __init__(self, mixture: Mixture, padding: int, only_marked: bool) -> None:
         self._mixture, self._padding, self._only_marked = mixture, padding, only_marked
         self.per_epoch = len(mixture)
-        self.tokens_per_item = float(mixture.lengths[mixture.order(0)].mean()) - 1  # the last token is only a target
 
     def items(self, first: int, count: int) -> ChatBatch:
         rows = [self._mixture.row(number) for number in self._numbers(first, count)]

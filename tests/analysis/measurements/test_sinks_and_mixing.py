@@ -1,4 +1,4 @@
-"""Attention to the first token and to oneself against whole matrices, and what operators learnt against the weights."""
+"""Attention to the first token and to oneself against dense matrices; what operators learned against the weights."""
 
 import pytest
 import torch

@@ -108,11 +108,6 @@ class MaskedAutoencoder(Objective[AutoencoderRecipe]):
         with device if device.type == "meta" else torch.device("cpu"):
             self.model = Painter(self.recipe.model, self.recipe.seed).to(device).train()
 
-    @property
-    def flops_per_step(self) -> float:
-        tokens = (self.recipe.model.image // self.recipe.model.patch) ** 2 + 1
-        return 6.0 * sum(p.numel() for p in self.model.parameters()) * tokens * self.recipe.train.batch
-
     def parameter_groups(self) -> list[ParameterGroup]:
         named = dict(self.model.named_parameters())
         return decay_groups(self.recipe.optimizer, named, [name for name, p in named.items() if p.ndim < 2])
