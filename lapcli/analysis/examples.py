@@ -33,8 +33,8 @@ ROWS = 48  # rows of patches in a feature map, if the model takes pictures of an
 class DataOrigin:
     """Where examples come from, for the output."""
 
-    description: str
-    sha256: str
+    data: str  # in words
+    data_sha256: str
     split: str
 
 
