@@ -223,19 +223,29 @@ def prune(
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest checkpoints of each run to keep.")] = 1,
     yes: Yes = False,
 ) -> None:
-    """Remove old checkpoints, after asking: never the newest, the best, or one that another run started from."""
-    from lapcli.catalogue import matching_runs, plan_prunings, remove_checkpoints
+    """Remove old checkpoints, after asking: never the newest or the best."""
+    from lapcli.catalogue import matching_runs, prunable, remove_checkpoints, size_of
+    from lapcli.runs import read_run
 
-    plans = plan_prunings(matching_runs(context.obj.folder, names or []), keep, bool(names))
-    doomed = [plan for plan in plans if plan.removed]
-    freed = size_text(sum(plan.bytes for plan in doomed))
-    rows = [(p.run, f"remove steps {p.removed} ({size_text(p.bytes)}); keep {p.kept}") for p in doomed]
-    print(facts(rows) if rows else "nothing to remove")
-    if doomed:
-        _confirm(f"Remove {sum(len(plan.removed) for plan in doomed)} checkpoints ({freed})?", yes)
-        for plan in doomed:
-            remove_checkpoints(plan)
-        print(f"freed {freed}")
+    doomed: dict[Path, list[Path]] = {}
+    for path in matching_runs(context.obj.folder, names or []):
+        try:
+            doomed[path] = prunable(read_run(path), keep)
+        except UsageError:  # it is being trained, or damaged
+            if names:
+                raise
+    rows = [
+        (path.name, f"remove {', '.join(each.name for each in folders)}") for path, folders in doomed.items() if folders
+    ]
+    if not rows:
+        print("nothing to remove")
+        return
+    print(facts(rows))
+    freed = size_text(sum(size_of(folder) for folders in doomed.values() for folder in folders))
+    _confirm(f"Remove {sum(map(len, doomed.values()))} checkpoints ({freed})?", yes)
+    for path, folders in doomed.items():
+        remove_checkpoints(path, folders)
+    print(f"freed {freed}")
 
 
 def _value(value: Any) -> str:
