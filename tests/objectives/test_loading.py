@@ -74,5 +74,5 @@ def test_weights_that_do_not_fit_are_refused(weights, tmp_path):
 
 
 def test_without_a_network_the_next_step_is_named():
-    with pytest.raises(DataError, match=r"HF_HUB_OFFLINE is set.*--weights"):
+    with pytest.raises(DataError, match=r"HF_HUB_OFFLINE is set.*train.init_from.weights"):
         open_timm(f"timm:{NAME}", CPU)

@@ -134,7 +134,7 @@ def test_sft_starts_from_an_imported_checkpoint(tmp_path, encoding, capsys):
     assert imported.recipe.model.head_plan().per_layer == (0, 1, 4)
     assert imported.recipe.model.rotary_precision == "bf16"
     asked = ["--prompt", "tea", "--max-tokens", "3"]
-    code, _, err = run_main(capsys, "chat", "--run", "imported-sft", *asked, "--runs-dir", str(tmp_path / "runs"))
+    code, _, err = run_main(capsys, "sample", "--run", "imported-sft", *asked, "--runs-dir", str(tmp_path / "runs"))
     assert code == 0, err
 
 
