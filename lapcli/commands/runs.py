@@ -94,24 +94,24 @@ def show(context: typer.Context, name: RunName) -> None:
     from lapcli.catalogue import describe
     from lapcli.runs import named_run
 
-    told = describe(named_run(context.obj.folder, name))
+    described = describe(named_run(context.obj.folder, name))
     if context.obj.as_json:
-        print_json(told)
+        print_json(described)
         return
-    info, start = told["info"], told["started_from"]
-    steps = f"{told['step']:,} of {told['steps'] or '?'}"
+    info, start = described["info"], described["started_from"]
+    steps = f"{described['step']:,} of {described['steps'] or '?'}"
     rows = {
-        "run": f"{told['path']}, {told['kind']}, {told['status']}",
-        "heads": f"{told['plan'] or 'no'}{'' if told['names_operators'] else ' Laplacian'}",
+        "run": f"{described['path']}, {described['kind']}, {described['status']}",
+        "heads": f"{described['plan'] or 'no'}{'' if described['names_operators'] else ' Laplacian'}",
         "step": f"{steps}, seed {info.get('seed')}, {info.get('device', '')}",
-        "written": f"{age_text(told['seconds_since'])} ago; created {info.get('created')}",
+        "written": f"{age_text(described['seconds_since'])} ago; created {info.get('created')}",
         "failure": info.get("failure"),
         "started from": start and f"{start[0]}, weights sha256 {start[1][:16]}",
         "data": info.get("data", "not prepared yet"),
-        "best": _best_text(told["best"]) + (f" at step {told['best']['step']}" if told["best"] else ""),
-        "results": ", ".join(f"{key} {_value(value)}" for key, value in told["results"].items()),
-        "checkpoints": ", ".join(told["checkpoints"]) or "none",
-        "size": size_text(told["bytes"]),
+        "best": _best_text(described["best"]) + (f" at step {described['best']['step']}" if described["best"] else ""),
+        "results": ", ".join(f"{key} {_value(value)}" for key, value in described["results"].items()),
+        "checkpoints": ", ".join(described["checkpoints"]) or "none",
+        "size": size_text(described["bytes"]),
         "weights": f"sha256 {info.get('weights_sha256') or 'none yet'}",
         "recipe": f"sha256 {info.get('recipe_sha256')}",
         "versions": ", ".join(f"{key} {value}" for key, value in info.get("versions", {}).items()),
@@ -151,7 +151,7 @@ def watch(
 
     paths = chosen_runs(context.obj.folder, names or [], metric)
     is_screen = sys.stdout.isatty() and not context.obj.as_json
-    told: dict[str, tuple[int, str]] = {}
+    shown: dict[str, tuple[int, str]] = {}
     while True:
         seen = [read_watched_run(path, metric) for path in paths]
         is_over = all(run.status != "running" for run in seen)
@@ -159,8 +159,8 @@ def watch(
             # Clears the screen and moves the cursor to its corner; the last picture stays in the scroll-back.
             print(("" if is_over else "\x1b[2J\x1b[H") + screen(seen, metric), flush=True)
         for run in [] if is_screen else seen:
-            if told.get(run.name) != (run.step, run.status):
-                told[run.name] = run.step, run.status
+            if shown.get(run.name) != (run.step, run.status):
+                shown[run.name] = run.step, run.status
                 row = {"run": run.name, "step": run.step, "steps": run.steps, "status": run.status, **run.values}
                 print(json.dumps(row) if context.obj.as_json else run.line(), flush=True)
         if is_over:

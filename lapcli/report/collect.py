@@ -219,8 +219,8 @@ def _numbers(runs: Sequence[ReportRun], paths: Sequence[str], notes: list[str]) 
     frame = frame[chosen & frame["value"].notna()].copy()
     frame["seeds"] = frame["run"].map({run.name: run.seed for run in runs})
     mains = {key: _main(list(metrics)) for key, metrics in frame.groupby(["run", "task"])["metric"]}
-    told = frame.astype(object).where(frame.notna(), None)  # NaN is None
-    names = [_measure(each, by_name[each["run"]], mains) for each in told.to_dict("records")]
+    rows = frame.astype(object).where(frame.notna(), None)  # NaN is None
+    names = [_measure(each, by_name[each["run"]], mains) for each in rows.to_dict("records")]
     frame["measure"] = pandas.Series(names, index=frame.index, dtype=object)
     return frame
 
