@@ -14,7 +14,7 @@ from support import ROOT, run_main
 from lapcli.cli import app
 from lapcli.commands.sweep import _parsed
 
-PAPER = yaml.safe_load((ROOT / "lapcli/report/paper_rows.yaml").read_text())
+PAPER = yaml.safe_load((ROOT / "lapcli/report/paper.yaml").read_text())
 COMMANDS = [*PAPER["trainings"].values(), *(command for row in PAPER["rows"] for command in row["measure"])]
 
 
