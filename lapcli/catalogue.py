@@ -71,7 +71,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "path": str(run.path),
         "status": run.status,
         "bytes": size_of(run.path),
-        "kind": run.recipe.objective,
+        "objective": run.recipe.objective,
         "plan": plan_of(run),
         # While a run trains, its metrics are ahead of its last save.
         "step": max(step, last_step_metrics(run.metrics).get("step", 0)) if run.status == "running" else step,

@@ -98,7 +98,7 @@ def test_the_newest_comes_first_with_its_best_validation(two_runs):
     new, old = list_runs(two_runs)
     assert (new["name"], old["name"]) == ("new-run", "old-run")
     assert old["best"] == {"metric": "validation_bits_per_byte", "value": 2.0, "step": 2}
-    known = [old[key] for key in ("kind", "plan", "step", "steps", "status")]
+    known = [old[key] for key in ("objective", "plan", "step", "steps", "status")]
     assert known == ["language_model", "2", 3, 10, "interrupted"]
     assert old["seconds_since"] - new["seconds_since"] == pytest.approx(86400, abs=5)
 

@@ -88,7 +88,7 @@ class Analysis:
 def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], settings: Settings) -> list[Analysis]:
     """Measure all models. `what`: names of measurements; None: all that fit every model."""
     names = what or measurements_for(frozenset.intersection(*(model.gives for model in models)))
-    check_fits(names, [(model.kind, model.gives) for model in models])
+    check_fits(names, [(model.objective, model.gives) for model in models])
     analyses = {name: Analysis(MEASUREMENTS[name], settings) for name in names}
     for model in models:
         step = "" if model.step is None else f", step {model.step}"

@@ -40,7 +40,7 @@ class AnalyzedModel:
     weights: str  # trained, untrained, pretrained
     step: int | None
     weights_sha256: str | None
-    kind: str  # of training; that of a stock model's weights
+    objective: str  # of training; that of a stock model's weights
     gives: frozenset[str]  # what measurements may need of it
     open: Callable[[], "OpenedModel"]
     path: Path | None = None  # of the run

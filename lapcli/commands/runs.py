@@ -67,7 +67,7 @@ def runs(context: typer.Context, runs_dir: options.RunsDir = None, as_json: opti
 
 @app.command("list")
 def list_(context: typer.Context, names: options.Runs = None) -> None:
-    """List runs, the newest first: kind, Laplacian heads, step, best validation, age, size and status."""
+    """List runs, the newest first: objective, Laplacian heads, step, best validation, age, size and status."""
     from lapcli.catalogue import list_runs
 
     folder = context.obj.folder
@@ -80,9 +80,9 @@ def list_(context: typer.Context, names: options.Runs = None) -> None:
         rows = []
         for run in listed:
             step = f"{run['step']:,}" + (f"/{run['steps']:,}" if run["steps"] else "") if "step" in run else ""
-            known = (run["name"], run.get("kind", "?"), run.get("plan") or "", step, _best_text(run.get("best")))
+            known = (run["name"], run.get("objective", "?"), run.get("plan") or "", step, _best_text(run.get("best")))
             rows.append((*known, age_text(run.get("seconds_since")), size_text(run["bytes"]), run["status"]))
-        print(table(("run", "kind", "Laplacian", "step", "best", "age", "size", "status"), rows))
+        print(table(("run", "objective", "Laplacian", "step", "best", "age", "size", "status"), rows))
         for run in listed:
             if "problem" in run:
                 print(wrapped_message(f"note: {run['problem']}"), file=sys.stderr)
@@ -101,7 +101,7 @@ def show(context: typer.Context, name: RunName) -> None:
     info, start = described["info"], described["started_from"]
     steps = f"{described['step']:,} of {described['steps'] or '?'}"
     rows = {
-        "run": f"{described['path']}, {described['kind']}, {described['status']}",
+        "run": f"{described['path']}, {described['objective']}, {described['status']}",
         "heads": f"{described['plan'] or 'no'}{'' if described['names_operators'] else ' Laplacian'}",
         "step": f"{steps}, seed {info.get('seed')}, {info.get('device', '')}",
         "written": f"{age_text(described['seconds_since'])} ago; created {info.get('created')}",

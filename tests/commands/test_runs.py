@@ -37,7 +37,7 @@ def test_the_list_fits_the_terminal(columns, kept, capsys, monkeypatch):
 
 def test_list_and_show_as_data(kept, capsys):
     listed = json.loads(run_main(capsys, "runs", "--json", "list", "quick*")[1])
-    assert {run["name"]: run["kind"] for run in listed} == {
+    assert {run["name"]: run["objective"] for run in listed} == {
         "quickstart": "language_model",
         "quickstart-midtrain": "chat",
         "quickstart-sft": "chat",
