@@ -73,7 +73,7 @@ def page(report: Report, experiments: Sequence[Experiment]) -> str:
         experiments=[_shown(experiment, report) for experiment in experiments],
         papers=papers,
         judged=[verdict for verdict in judged if verdict.status != "not run"],
-        unjudged=[verdict for verdict in judged if verdict.status == "not run"],
+        not_run=[verdict for verdict in judged if verdict.status == "not run"],
         counts=Counter(verdict.status for verdict in judged),
         runs=[_run_row(run) for run in runs],
         ladders=ladders_in(report.collection.runs[0].run.path.parent),
