@@ -237,15 +237,13 @@ def prune(
     rows = [
         (path.name, f"remove {', '.join(each.name for each in folders)}") for path, folders in doomed.items() if folders
     ]
-    if not rows:
-        print("nothing to remove")
-        return
-    print(facts(rows))
-    freed = size_text(sum(size_of(folder) for folders in doomed.values() for folder in folders))
-    _confirm(f"Remove {sum(map(len, doomed.values()))} checkpoints ({freed})?", yes)
-    for path, folders in doomed.items():
-        remove_checkpoints(path, folders)
-    print(f"freed {freed}")
+    print(facts(rows) if rows else "nothing to remove")
+    if rows:
+        freed = size_text(sum(size_of(folder) for folders in doomed.values() for folder in folders))
+        _confirm(f"Remove {sum(map(len, doomed.values()))} checkpoints ({freed})?", yes)
+        for path, folders in doomed.items():
+            remove_checkpoints(path, folders)
+        print(f"freed {freed}")
 
 
 def _value(value: Any) -> str:

@@ -348,14 +348,9 @@ def _name(grids: Sequence[Grid]) -> None:
     for alike in _alike(grids):
         different = differing(alike)
         for place, grid in enumerate(alike):
-            words = [f"{key} {values[place]}" for key, values in different.items()]
-            kept = [*words[:3], *([f"{len(words) - 3} more differences"] if len(words) > 3 else [])]
-            parts = (kind_in_words(grid.first), data_in_words(grid.first), ", ".join(kept))
+            words = ", ".join(f"{key} {values[place]}" for key, values in different.items())
+            parts = (kind_in_words(grid.first), data_in_words(grid.first), words)
             grid.title = " · ".join(part for part in parts if part)
-        titles = [grid.title for grid in alike]
-        for place, grid in enumerate(alike):
-            if titles.count(grid.title) > 1:
-                grid.title += f" ({titles[:place].count(titles[place]) + 1})"
 
 
 def _differences_in_words(grids: Sequence[Grid]) -> list[str]:
