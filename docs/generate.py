@@ -59,7 +59,7 @@ Algorithm 1 is `lap analyze simplex`.
 def paper_rows() -> dict[str, Any]:
     import lapcli.report
 
-    return yaml.safe_load((Path(lapcli.report.__file__).parent / "paper_rows.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load((Path(lapcli.report.__file__).parent / "paper.yaml").read_text(encoding="utf-8"))
 
 
 def cells_of(training: str) -> list[Any]:

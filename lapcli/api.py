@@ -22,7 +22,7 @@ import pandas
 from torch import nn
 
 from lapcli.analysis.analyze import Analysis, analyze
-from lapcli.analysis.analyzed_models import Selection, find_models
+from lapcli.analysis.analyzed_models import find_models
 from lapcli.analysis.measurement import Settings
 from lapcli.data.images.augmentation import evaluation_transform
 from lapcli.data.text.tokenizer import Tokenizer
@@ -122,8 +122,8 @@ class OpenRun:
 
     def analyze(self, what: str, limit: int | None = None, data: str | None = None) -> Measured:
         """Measure the run's tokens as `lap analyze WHAT` does, without writing files."""
-        selection = Selection(checkpoint=self.checkpoint, limit=limit, data=data)
-        (analysis,) = analyze([what], find_models(selection, [self.run]), Settings())
+        settings = Settings(checkpoint=self.checkpoint, limit=limit, data=data)
+        (analysis,) = analyze([what], find_models(settings, [self.run]), settings)
         return Measured(analysis)
 
 

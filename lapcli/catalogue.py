@@ -20,7 +20,6 @@ from lapcli.recipe import differing_keys, recipe_to_dict
 from lapcli.recipe.schema import RUN, TransformerModel
 from lapcli.result_rows import find_paths, results
 from lapcli.runs import (
-    CHECKPOINTS,
     METRICS,
     Run,
     check_name,
@@ -72,7 +71,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "path": str(run.path),
         "status": run.status,
         "bytes": size_of(run.path),
-        "kind": run.recipe.objective,
+        "objective": run.recipe.objective,
         "plan": plan_of(run),
         # While a run trains, its metrics are ahead of its last save.
         "step": max(step, last_step_metrics(run.metrics).get("step", 0)) if run.status == "running" else step,
@@ -183,21 +182,10 @@ def _seconds_since(moment: Any) -> float | None:
 # Renaming, removing and pruning.
 
 
-@dataclass(frozen=True)
-class Pruning:
-    """The checkpoints of one run to remove, and why the others are kept."""
-
-    run: str
-    path: Path
-    removed: list[int]  # steps
-    kept: dict[int, str]  # step to reason
-    bytes: int  # of those removed
-
-
 def rename_run(run: Run, name: str) -> Path:
     """Rename a run within its folder. Its age is kept: a renamed run does not become the newest."""
     check_name(name, "choose another name")
-    if names := list(dependent_runs(run.path)):
+    if names := dependent_runs(run.path):
         raise UsageError(
             f"{run.name} cannot be renamed: {', '.join(names)} started from it and refer to it by its name; copy the "
             "folder to get a run of another name"
@@ -221,14 +209,14 @@ def remove_run(path: Path) -> int:
     return freed
 
 
-def dependent_runs(path: Path) -> dict[str, str]:
-    """Find runs in the same folder that started from this one: name and sha256 of their initial weights."""
+def dependent_runs(path: Path) -> list[str]:
+    """Return the names of the runs in the same folder that started from this one."""
     starts = {other.name: started_from(read_run(other)) for other in runs_in(path.parent) if other != path}
-    return {
-        name: start[1]
+    return [
+        name
         for name, start in starts.items()
         if start is not None and (start[0] == path.name or Path(start[0]).resolve() == path.resolve())
-    }
+    ]
 
 
 def refuse_running(paths: Sequence[Path]) -> None:
@@ -238,63 +226,27 @@ def refuse_running(paths: Sequence[Path]) -> None:
             pass
 
 
-def plan_prunings(paths: Sequence[Path], keep: int, are_named: bool) -> list[Pruning]:
-    """Plan the pruning of each run; one that is being trained or damaged is left out, or an error if it was named."""
-    prunings: list[Pruning] = []
-    for path in paths:
-        try:
-            refuse_running([path])
-            prunings.append(plan_pruning(read_run(path), keep))
-        except UsageError:
-            if are_named:
-                raise
-    return prunings
-
-
-def plan_pruning(run: Run, keep: int) -> Pruning:
-    """Plan to remove all checkpoints but the newest `keep`, the best, and those that another run started from."""
+def prunable(run: Run, keep: int) -> list[Path]:
+    """Return the checkpoints to remove: all but the newest `keep` and the best."""
     from lapcli import checkpoint
 
+    refuse_running([run.path])
     steps = checkpoint.steps_in(run.checkpoints)
     folders = {step: run.checkpoints / f"step-{step:06d}" for step in steps}
-    kept = dict.fromkeys(steps[max(0, len(steps) - keep) :], "among the newest")
     if steps:
-        kept[steps[-1]] = "the newest"
         try:
             checkpoint.read(folders[steps[-1]])
         except DataError as damage:  # an older checkpoint may be all that is left of the run
             raise UsageError(f"{run.path} is not pruned: {damage}") from None
-    validated = best_validation(run, among=steps)
-    for step in (read_summary(run).get("best_step"), validated and validated["step"]):
-        if step in folders:
-            kept.setdefault(step, "the best")
-    # By the weights' hash, which is right even if this run was trained again since.
-    weights = {sha256: name for name, sha256 in dependent_runs(run.path).items()}
-    for step in steps if weights else []:
-        sha256 = _weights_sha256(folders[step])
-        if sha256 in weights:
-            kept.setdefault(step, f"{weights[sha256]} started from it")
-    removed = [step for step in steps if step not in kept]
-    freed = sum(size_of(folders[step]) for step in removed)
-    return Pruning(run.name, run.path, removed, dict(sorted(kept.items())), freed)
+    best = best_validation(run, among=steps)
+    kept = {*steps[-keep:], read_summary(run).get("best_step"), best and best["step"]}
+    return [folders[step] for step in steps if step not in kept]
 
 
-def remove_checkpoints(pruning: Pruning) -> None:
-    """Remove the checkpoints of a plan."""
-    with locked(pruning.path):
-        for step in pruning.removed:
-            folder = pruning.path / CHECKPOINTS / f"step-{step:06d}"
+def remove_checkpoints(run: Path, folders: Sequence[Path]) -> None:
+    with locked(run):
+        for folder in folders:
             _remove(folder, folder.with_name(f".removing-{folder.name}"))  # training removes this name too
-
-
-def _weights_sha256(folder: Path) -> str | None:
-    """Return the sha256 in the checkpoint's state; None if it is damaged, so that no run can have started from it."""
-    from lapcli.checkpoint import Checkpoint
-
-    try:
-        return Checkpoint(folder, 0, json.loads((folder / "state.json").read_bytes())).weights_sha256
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _remove(folder: Path, doomed: Path) -> None:

@@ -5,40 +5,18 @@ from typing import Any
 
 import torch
 from dino_support import dino_recipe
-from harness_support import tiny_tokenizer
+from harness_support import make_run
 from image_support import image_recipe
-from support import tiny_recipe, write_text
 
 from lapcli import checkpoint
 from lapcli.export.formats import WEIGHTS, ExportedModel
 from lapcli.runs import Run, open_run, read_run
 
 
-def gpt_run(runs: Path, *, chat: bool = True, name: str = "gpt", context: int = 128, **model: Any) -> Run:
+def gpt_run(runs: Path, *, chat: bool = True, name: str = "gpt", **model: Any) -> Run:
     """Two layers, four heads that share two keys and values, one of them Laplacian unless told otherwise."""
-    from lapcli.models.gpt import GPT, GPTConfig
-    from lapcli.recipe import recipe_from_dict
-    from lapcli.recipe.chat import stage_recipe
-
-    runs.mkdir(parents=True, exist_ok=True)
-    tokenizer = tiny_tokenizer()
-    shape = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "context": context, "laplacian_heads": 1, **model}
-    base = tiny_recipe(write_text(runs / "text.txt"), model=shape, tokenizer={"vocab": tokenizer.vocab_size})
-    recipe: Any = base
-    if chat:
-        stage = {
-            "mixture": [{"name": "x", "format": "conversations", "source": "x.jsonl"}],
-            "loss": "assistant",
-            "batching": "padded",
-            "train": {"steps": 1, "batch": 1, "micro_batch": 1},
-        }
-        chat_recipe = recipe_from_dict({"objective": "chat", "stages": {"sft": stage}})
-        recipe = stage_recipe(chat_recipe, "sft", base.model, base.tokenizer, None)
-    module = GPT(GPTConfig(vocab=tokenizer.vocab_size, **shape))
-    _draw(module, 0.2)
-    run = _finished(runs, name, recipe, module, {"tokenizer_sha256": tokenizer.sha256})
-    tokenizer.save(run.path / "tokenizer.json")
-    return run
+    shape = {"heads": 4, "kv_heads": 2, **model}
+    return make_run(runs, "chat" if chat else "language_model", name=name, **shape)
 
 
 def vit_run(runs: Path, *, name: str = "vit", data: dict[str, Any] | None = None, **model: Any) -> Run:

@@ -26,8 +26,11 @@ def tiny_tokenizer() -> Tokenizer:
     return train_tokenizer([text], 320, max_chars=10**6, crop=10**6)
 
 
-def tiny_model(vocab: int, laplacian_heads: Any = 1, seed: int = 0, context: int = 128) -> GPT:
-    model = GPT(GPTConfig(layers=2, heads=2, width=32, vocab=vocab, context=context, laplacian_heads=laplacian_heads))
+SHAPE = {"layers": 2, "width": 32, "heads": 2, "context": 128, "laplacian_heads": 1}
+
+
+def tiny_model(vocab: int, seed: int = 0, **shape: Any) -> GPT:
+    model = GPT(GPTConfig(vocab=vocab, **{**SHAPE, **shape}))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
@@ -35,7 +38,9 @@ def tiny_model(vocab: int, laplacian_heads: Any = 1, seed: int = 0, context: int
     return model.eval()
 
 
-def make_run(runs: Path, objective: str = "chat", *, seed: int = 0, damage: bool = False) -> Run:
+def make_run(
+    runs: Path, objective: str = "chat", *, name: str | None = None, seed: int = 0, damage: bool = False, **shape: Any
+) -> Run:
     """As training leaves it: recipe, tokenizer, a checkpoint, status finished."""
     from lapcli.recipe import recipe_from_dict
     from lapcli.recipe.chat import stage_recipe
@@ -43,11 +48,7 @@ def make_run(runs: Path, objective: str = "chat", *, seed: int = 0, damage: bool
     runs.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_tokenizer()
     text = write_text(runs / "text.txt")
-    base = tiny_recipe(
-        text,
-        model={"layers": 2, "width": 32, "heads": 2, "context": 128, "laplacian_heads": 1},
-        tokenizer={"vocab": tokenizer.vocab_size},
-    )
+    base = tiny_recipe(text, model={**SHAPE, **shape}, tokenizer={"vocab": tokenizer.vocab_size})
     recipe: Any = base
     if objective == "chat":
         stage = {
@@ -58,15 +59,16 @@ def make_run(runs: Path, objective: str = "chat", *, seed: int = 0, damage: bool
         }
         chat = recipe_from_dict({"objective": "chat", "stages": {"sft": stage}})
         recipe = stage_recipe(chat, "sft", base.model, base.tokenizer, None)
-    run = open_run(runs, objective, recipe)
-    model = tiny_model(tokenizer.vocab_size, seed=seed)
+    run = open_run(runs, name or objective, recipe)
+    model = tiny_model(tokenizer.vocab_size, seed, **shape)
     if damage:
         with torch.no_grad():
             model.blocks[0].mlp.up.weight.fill_(3e38)  # finite, but no product with it is
     metadata = {"laplacian_heads": str(model.config.head_plan()), "tokenizer_sha256": tokenizer.sha256}
-    checkpoint.save(run.checkpoints, 1, model.state_dict(), {"x": torch.zeros(1)}, metadata, {}, keep=1)
+    saved = checkpoint.save(run.checkpoints, 1, model.state_dict(), {"x": torch.zeros(1)}, metadata, {}, keep=1)
     tokenizer.save(run.path / "tokenizer.json")
-    run.update(status="finished", step=1, tokenizer_sha256=tokenizer.sha256)
+    known = {"weights_sha256": saved.weights_sha256, "tokenizer_sha256": tokenizer.sha256}
+    run.update(status="finished", step=1, **known)
     return read_run(run.path)
 
 

@@ -1,17 +1,15 @@
-"""What is told of each run is what its own files say; what is trained or needed later is never removed."""
+"""Runs are listed as their own files say; nothing that is being trained or is needed to resume is removed."""
 
-import io
 import json
 import shutil
 
 import pytest
 import torch
-from support import tiny_chat_recipe, tiny_recipe, train_here, write_text
+from support import tiny_recipe, train_here, write_text
 
 from lapcli.catalogue import (
     list_runs,
-    plan_pruning,
-    plan_prunings,
+    prunable,
     remove_checkpoints,
     remove_run,
     rename_run,
@@ -20,22 +18,17 @@ from lapcli.catalogue import (
 from lapcli.objectives.weights import find_checkpoint
 from lapcli.runs import open_run, read_run, unlock
 from lapcli.runtime.errors import UsageError
-from lapcli.runtime.progress import LogConsole
-from lapcli.training.stages import train_stages
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, shared_cache):
-    """A pretrained run with checkpoints at 3, 6, 9 and 10, and a chat run that started from its last weights."""
+    """A run with checkpoints at 3, 6, 9 and 10."""
     folder = tmp_path_factory.mktemp("kept")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAP_CACHE", str(shared_cache))
-        base = train_here(tiny_recipe(write_text(folder / "text.txt"), checkpoint={"keep": 9}), folder / "runs", "base")
-        chat = tiny_chat_recipe(folder, midtrain={"train": {"steps": 2}})
-        quiet = LogConsole(io.StringIO())
-        train_stages(chat, base, runs_dir=folder / "runs", name="chat", only="midtrain", console=quiet)
+        train_here(tiny_recipe(write_text(folder / "text.txt"), checkpoint={"keep": 9}), folder / "runs", "base")
     return folder / "runs"
 
 
@@ -49,7 +42,7 @@ def steps(run):
     return sorted(int(path.name[5:]) for path in (run / "checkpoints").iterdir())
 
 
-def test_pruning_keeps_the_newest_the_best_and_what_another_run_started_from(runs):
+def test_pruning_keeps_the_newest_and_the_best(runs):
     base = runs / "base"
     assert steps(base) == [3, 6, 9, 10]
     lines = [json.loads(line) for line in (base / "metrics.jsonl").read_text().splitlines()]
@@ -58,23 +51,9 @@ def test_pruning_keeps_the_newest_the_best_and_what_another_run_started_from(run
             line["validation_bits_per_byte"] = {4: 0.5, 8: 3.0, 10: 3.0}.get(line["step"], 9.0)
     lines.append({"step": 6, "validation_bits_per_byte": 1.0})
     (base / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    state = base / "checkpoints" / "step-000003" / "state.json"
-    was = json.loads(state.read_text())["files"]["model.safetensors"]
-    state.write_text(state.read_text().replace(was, read_run(runs / "chat-midtrain").recipe.train.init_from.sha256))
-    pruning = plan_pruning(read_run(base), keep=1)
-    assert pruning.removed == [9]
-    assert pruning.kept == {3: "chat-midtrain started from it", 6: "the best", 10: "the newest"}
-    remove_checkpoints(pruning)
-    assert steps(base) == [3, 6, 10]
+    remove_checkpoints(base, prunable(read_run(base), keep=1))
+    assert steps(base) == [6, 10]
     assert find_checkpoint(read_run(base), "last").step == 10
-
-
-def test_pruning_keeps_what_a_run_was_given_as_initial_weights(runs, tmp_path):
-    recipe = tiny_recipe(write_text(tmp_path / "text.txt"), train={"steps": 1, "init_from": {"source": "run:base@6"}})
-    train_here(recipe, runs, "next")
-    pruning = plan_pruning(read_run(runs / "base"), keep=1)
-    assert pruning.kept[6] == "next started from it"
-    assert 6 not in pruning.removed
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_is_not_pruned(runs):
@@ -82,15 +61,14 @@ def test_a_run_whose_newest_checkpoint_is_damaged_is_not_pruned(runs):
     newest = runs / "base" / "checkpoints" / "step-000010" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")
     with pytest.raises(UsageError, match="damaged checkpoint"):
-        plan_pruning(read_run(runs / "base"), keep=1)
+        prunable(read_run(runs / "base"), keep=1)
 
 
 def test_a_run_that_is_being_trained_is_left_alone(runs, tmp_path):
     run = open_run(runs, "busy", tiny_recipe(tmp_path / "text.txt"))
-    for change in (lambda: remove_run(run.path), lambda: rename_run(run, "other")):
+    for change in (lambda: remove_run(run.path), lambda: rename_run(run, "other"), lambda: prunable(run, 1)):
         with pytest.raises(UsageError, match="is being trained"):
             change()
-    assert plan_prunings([run.path], 1, False) == []
     unlock(run)  # its process is gone, though run.json says running
     remove_run(run.path)
     assert not run.path.exists()
@@ -120,7 +98,7 @@ def test_the_newest_comes_first_with_its_best_validation(two_runs):
     new, old = list_runs(two_runs)
     assert (new["name"], old["name"]) == ("new-run", "old-run")
     assert old["best"] == {"metric": "validation_bits_per_byte", "value": 2.0, "step": 2}
-    known = [old[key] for key in ("kind", "plan", "step", "steps", "status")]
+    known = [old[key] for key in ("objective", "plan", "step", "steps", "status")]
     assert known == ["language_model", "2", 3, 10, "interrupted"]
     assert old["seconds_since"] - new["seconds_since"] == pytest.approx(86400, abs=5)
 

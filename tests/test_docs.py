@@ -14,7 +14,7 @@ from support import ROOT, run_main
 from lapcli.cli import app
 from lapcli.commands.sweep import _parsed
 
-PAPER = yaml.safe_load((ROOT / "lapcli/report/paper_rows.yaml").read_text())
+PAPER = yaml.safe_load((ROOT / "lapcli/report/paper.yaml").read_text())
 COMMANDS = [*PAPER["trainings"].values(), *(command for row in PAPER["rows"] for command in row["measure"])]
 
 
@@ -55,7 +55,7 @@ def test_every_table_and_figure_of_the_paper_has_its_row(test_data):
     if not paper.is_file():
         pytest.skip("the paper's source is not beside the benchmark files")
     named = {label for row in PAPER["rows"] for label in row.get("paper", [])}
-    headings = {row["heading"]: row["floats"] for row in PAPER["rows"] if "heading" in row}
+    headings = {name: count for row in PAPER["rows"] for name, count in row.get("headings", {}).items()}
     floats = floats_of(paper.read_text())
     assert len(floats) == len(re.findall(r"\\begin\{(?:table|figure|wrapfigure)\}", paper.read_text())) > 40
     unlabelled = [heading for heading, labels in floats if not labels & named]

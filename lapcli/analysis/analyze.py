@@ -5,12 +5,13 @@ An analysis becomes `<what>.json`, `.png` and `.svg` in a folder, and a table fo
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lapcli.analysis.analyzed_models import AnalyzedModel
 from lapcli.analysis.drawing import labels, save_figure
+from lapcli.analysis.examples import DataOrigin
 from lapcli.analysis.measurement import LayerResult, Measurement, NotApplicable, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, check_fits, measurements_for
 from lapcli.heads.plan import HeadPlan
@@ -31,9 +32,7 @@ class ModelResult:
     layers: dict[int, LayerResult]
     sequences: int
     tokens: int  # that went through the model
-    data: str
-    data_sha256: str
-    split: str
+    origin: DataOrigin
     class_names: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,9 +45,7 @@ class ModelResult:
             "weights": model.weights,
             "step": model.step,
             "weights_sha256": model.weights_sha256,
-            "data": self.data,
-            "data_sha256": self.data_sha256,
-            "split": self.split,
+            **asdict(self.origin),
             "sequences": self.sequences,
             "tokens": self.tokens,
             "layers": [
@@ -88,7 +85,7 @@ class Analysis:
 def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], settings: Settings) -> list[Analysis]:
     """Measure all models. `what`: names of measurements; None: all that fit every model."""
     names = what or measurements_for(frozenset.intersection(*(model.gives for model in models)))
-    check_fits(names, [(model.kind, model.gives) for model in models])
+    check_fits(names, [(model.objective, model.gives) for model in models])
     analyses = {name: Analysis(MEASUREMENTS[name], settings) for name in names}
     for model in models:
         step = "" if model.step is None else f", step {model.step}"
@@ -104,7 +101,7 @@ def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], setting
 def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, skip: bool) -> dict[str, ModelResult]:
     """Measure one model in one pass. `skip`: leave out measurements that do not fit this model and data."""
     opened = model.open()
-    examples, origin = opened.examples, opened.examples.origin
+    examples = opened.examples
     capture = Capture(opened.anatomy, model.name)
     measured = {}
     for name in names:
@@ -126,9 +123,7 @@ def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, ski
             {layer: result() for layer, result in by_layer.items()},
             capture.sequences,
             capture.tokens,
-            origin.description,
-            origin.sha256,
-            origin.split,
+            examples.origin,
             examples.classes,
         )
         for name, by_layer in measured.items()
@@ -153,12 +148,10 @@ def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
     """Return the values of all layers as rows of results; series and points stay in the files of the analysis."""
     known: dict[str, Any] = {
         "n": measured.sequences,
-        "limit": analysis.settings.subject.get("limit"),
-        "split": measured.split,
+        "limit": analysis.settings.limit,
         "step": measured.model.step,
         "weights_sha256": measured.model.weights_sha256,
-        "data": measured.data,
-        "data_sha256": measured.data_sha256,
+        **asdict(measured.origin),
     }
     return [
         row(analysis.what, name, value, layer=layer, **known)
@@ -186,7 +179,9 @@ def to_text(analysis: Analysis, paths: list[Path]) -> str:
     record = analysis.to_dict()
     run = analysis.runs[0]
     settings = ", ".join(f"{name} {value}" for name, value in record["settings"].items() if value not in (None, [], ""))
-    measured = f"{run.sequences:,} sequences, {run.tokens:,} tokens of the {run.split} split of {run.data}"
+    measured = (
+        f"{run.sequences:,} sequences, {run.tokens:,} tokens of the {run.origin.split} split of {run.origin.data}"
+    )
     lines = [
         *wrapped(f"{analysis.what}: {record['definition']}", indent="  "),
         *wrapped(f"({settings}; {measured})", indent="  "),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lapcli.analysis.examples import DataOrigin, Examples, ImageExamples, TextExamples
+from lapcli.analysis.measurement import Settings
 from lapcli.data.files import digest
 from lapcli.data.images.loader import count_workers
 from lapcli.data.images.sources import open_images
@@ -31,18 +32,6 @@ STOCK_GIVES = frozenset({CLASSES, FEATURES})  # of timm's models, with their cla
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Models and data as named on the command line."""
-
-    models: Sequence[str] = ()  # timm:NAME
-    init: bool = False
-    checkpoint: str = "last"
-    data: str | None = None
-    split: str = "validation"
-    limit: int | None = None
-
-
-@dataclass(frozen=True)
 class AnalyzedModel:
     """A model to analyse. `open` builds and loads it with its data, so that one model at a time is in memory."""
 
@@ -50,7 +39,7 @@ class AnalyzedModel:
     weights: str  # trained, untrained, pretrained
     step: int | None
     weights_sha256: str | None
-    kind: str  # of training; that of a stock model's weights
+    objective: str  # of training; that of a stock model's weights
     gives: frozenset[str]  # what measurements may need of it
     open: Callable[[], "OpenedModel"]
     path: Path | None = None  # of the run
@@ -82,28 +71,28 @@ class OpenedModel:
         return self.anatomy.plan
 
 
-def find_models(selection: Selection, runs: Sequence[Run]) -> list[AnalyzedModel]:
-    """Return the models of the runs in their order, then the stock models."""
+def find_models(settings: Settings, runs: Sequence[Run], stock: Sequence[str] = ()) -> list[AnalyzedModel]:
+    """Return the models of the runs in their order, then the stock models, each as timm:NAME."""
     models: list[AnalyzedModel] = []
     for run in runs:
-        models.append(_model_of_run(run, selection, trained=True))
-        if selection.init:
-            models.append(_model_of_run(run, selection, trained=False))
-    models += [_stock(name, selection) for name in selection.models]
+        models.append(_model_of_run(run, settings, trained=True))
+        if settings.init:
+            models.append(_model_of_run(run, settings, trained=False))
+    models += [_stock(name, settings) for name in stock]
     if len({LANGUAGE in model.gives for model in models}) > 1:
         raise UsageError("language models and image models cannot be compared in one figure; name runs of one kind")
     return models
 
 
-def _model_of_run(run: Run, selection: Selection, trained: bool) -> AnalyzedModel:
-    checkpoint = find_checkpoint(run, selection.checkpoint) if trained else None
+def _model_of_run(run: Run, settings: Settings, trained: bool) -> AnalyzedModel:
+    checkpoint = find_checkpoint(run, settings.checkpoint) if trained else None
 
     def open_() -> OpenedModel:
         device = torch.device(pick_device(run.recipe.train.device))
         # In float32 whatever it was trained in: the measurements are of the weights, not of bf16's rounding.
         loaded = open_run(run, checkpoint, device, float32=True)
         read = _text if LANGUAGE in loaded.gives else _images
-        return OpenedModel(anatomy_of(loaded.module), read(loaded, selection))
+        return OpenedModel(anatomy_of(loaded.module), read(loaded, settings))
 
     return AnalyzedModel(
         run.name,
@@ -118,71 +107,71 @@ def _model_of_run(run: Run, selection: Selection, trained: bool) -> AnalyzedMode
     )
 
 
-def _text(loaded: LoadedModel, selection: Selection) -> TextExamples:
+def _text(loaded: LoadedModel, settings: Settings) -> TextExamples:
     """Open the text that the model was pretrained on, or that of --data."""
     assert loaded.run is not None
     model, tokenizer = loaded.language_model()
     base, source = text_of(loaded.run)
     assert isinstance(source, TextSource)
-    if selection.data is not None:
+    if settings.data is not None:
         # The other keys describe the recipe's own source: its files, its revision and its validation text.
-        changes = {"train": selection.data, "files": None, "revision": None, "validation": None}
+        changes = {"train": settings.data, "files": None, "revision": None, "validation": None}
         source = source.model_copy(update=changes)
     recipe: Any = loaded.run.recipe
     # The run's own tokenizer: one trained on the text of --data would give other ids than the model's embedding has.
     section = recipe.tokenizer.model_copy(update={"file": str(loaded.run.path / TOKENIZER)})
     with shown_progress() as progress:
         data = prepare_text(source, section, progress=progress)
-    if selection.data is None and base.info.get("data_sha256") not in (None, data.identity):
+    if settings.data is None and base.info.get("data_sha256") not in (None, data.identity):
         raise DataError(f"the text of {base.path} has changed since it was trained; name the text with --data")
     return TextExamples(
-        data.train if selection.split == "train" else data.validation,
+        data.train if settings.split == "train" else data.validation,
         tokenizer,
-        DataOrigin(data.description, data.identity, selection.split),
+        DataOrigin(data.description, data.identity, settings.split),
         context=model.config.context,
-        limit=selection.limit or SEQUENCES,
+        limit=settings.limit or SEQUENCES,
         device=loaded.device,
     )
 
 
-def _images(loaded: LoadedModel, selection: Selection) -> ImageExamples:
+def _images(loaded: LoadedModel, settings: Settings) -> ImageExamples:
     """Open the images of the model's run, or those of --data, at the model's size."""
     source, size = loaded.images, loaded.image_size
     assert source is not None
     assert size is not None
     batch = loaded.validation_batch or IMAGES_AT_ONCE
-    if selection.data is not None:
+    if settings.data is not None:
         changes = {
-            "train": selection.data,
+            "train": settings.data,
             # The digits come in one part, so that a share of them is held out.
-            "validation": 0.2 if selection.data == "builtin" else None,
+            "validation": 0.2 if settings.data == "builtin" else None,
             "revision": None,
         }
         source = source.model_copy(update=changes)
     data = open_images(source, loaded.classes)
-    images = data.train if selection.split == "train" else data.validation
+    images = data.train if settings.split == "train" else data.validation
     return ImageExamples(
         images,
         source,
         size,
-        DataOrigin(data.description, images.identity(), selection.split),
-        limit=selection.limit,
+        DataOrigin(data.description, images.identity(), settings.split),
+        limit=settings.limit,
         batch=batch,
         device=loaded.device,
         workers=0 if loaded.run is None else count_workers(source.workers, loaded.device),
     )
 
 
-def _stock(name: str, selection: Selection) -> AnalyzedModel:
+def _stock(name: str, settings: Settings) -> AnalyzedModel:
     """Load the model `timm:NAME`, pretrained or, with --init, untrained; on the built-in digits unless given --data."""
     check_timm_name(name)
 
     def open_() -> OpenedModel:
         device = torch.device(pick_device("auto"))
-        seed = 0 if selection.init else None
+        seed = 0 if settings.init else None
         loaded = open_timm(name, device, seed=seed)
-        digits = replace(selection, data=selection.data or "builtin")
+        digits = replace(settings, data=settings.data or "builtin")
         return OpenedModel(anatomy_of(loaded.module), _images(loaded, digits))
 
-    weights = "untrained" if selection.init else "pretrained"
+    weights = "untrained" if settings.init else "pretrained"
     return AnalyzedModel(name.removeprefix(TIMM), weights, None, None, "classification", STOCK_GIVES, open_)

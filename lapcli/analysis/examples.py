@@ -15,13 +15,14 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from lapcli.data.images.augmentation import evaluation_transform, normalise
-from lapcli.data.images.image_set import ImageSet, decode
-from lapcli.data.images.loader import Example, ImageLoader, Reader
+from lapcli.data.images.image_set import ImageSet, ImageSubset, decode
 from lapcli.data.text.tokenizer import Tokenizer
 from lapcli.data.text.tokens import TokenBatches, TokenStream
+from lapcli.measures.accuracy import evaluation_batches
 from lapcli.measures.capture import Batch
 from lapcli.recipe.vision import ImageFiles
 from lapcli.runtime.errors import UsageError
+from lapcli.runtime.ranks import World
 
 TOKENS_AT_ONCE = 8192
 # As DINOv3's notebook pca.ipynb, which resizes pictures to a height of 768 pixels: 48 patches of 16.
@@ -32,8 +33,8 @@ ROWS = 48  # rows of patches in a feature map, if the model takes pictures of an
 class DataOrigin:
     """Where examples come from, for the output."""
 
-    description: str
-    sha256: str
+    data: str  # in words
+    data_sha256: str
     split: str
 
 
@@ -120,45 +121,30 @@ class ImageExamples:
     ) -> None:
         self.origin, self.classes = origin, class_names(images.classes)
         self.class_ids: Sequence[str] = images.classes  # as the data names them
-        self._images, self._source, self._size, self._device = images, source, size, device
-        self._transform = evaluation_transform(source, size)
-        self._batch, self._workers = batch, workers
-        count = len(images) if limit is None else min(limit, len(images))
+        self._source, self._size, self._device, self._batch, self._workers = source, size, device, batch, workers
         # A random choice: with a folder for each class, the first images would all be of one class.
-        self._indices = np.sort(np.random.default_rng([0, len(images)]).permutation(len(images))[:count])
+        chosen = np.sort(np.random.default_rng([0, len(images)]).permutation(len(images))[:limit])
+        self._images = ImageSubset(images, chosen)
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._images)
 
     def batches(self) -> Iterator[Batch]:
-        rounds = -(-len(self) // self._batch)
-
-        def examples(turn: int, _: int) -> list[Example]:
-            indices = self._indices[turn * self._batch : (turn + 1) * self._batch]
-            # Epoch and repeat are 0: a reader without a seed draws nothing at random.
-            return [Example(0, int(index), 0) for index in indices]
-
-        reader = Reader(self._images, self._transform, self._size, None)
-        loader = ImageLoader(reader, examples, micro_steps=1, last=(rounds - 1, 0), workers=self._workers)
-        try:
-            for turn in range(rounds):
-                images_BCHW, labels_B = loader.batch(turn, 0)
-                inputs = normalise(images_BCHW.to(self._device), self._source)
-                yield Batch(inputs, labels_B.to(self._device), turn * self._batch)
-        finally:
-            # Also if a measurement raises: worker processes are reading ahead.
-            loader.close()
+        alone = World(0, 1, self._device)
+        for rows, inputs_BCHW, labels_B in evaluation_batches(
+            self._images, self._source, self._size, alone, self._batch, workers=self._workers
+        ):
+            yield Batch(inputs_BCHW, labels_B, rows.start)
 
     def class_counts(self) -> np.ndarray:
-        return np.bincount(self._images.labels[self._indices], minlength=len(self.classes))
+        return np.bincount(self._images.labels, minlength=len(self.classes))
 
     def pictures(self, files: Sequence[Path], count: int) -> list[tuple[str, Image.Image]]:
         """Return named images: the files, or `count` images spread evenly over the data if there are none."""
         if files:
             return [(path.name, _read(path)) for path in files]
         spread = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(int))
-        chosen = [int(self._indices[index]) for index in spread]
-        return [(self._images.name(index), self._images.image(index)) for index in chosen]
+        return [(self._images.name(int(index)), self._images.image(int(index))) for index in spread]
 
     def prepare(self, image: Image.Image, patch: int | None) -> tuple[Tensor, Tensor]:
         """Return the model's input, 1 x 3 x H x W, and the same picture as bytes, 3 x H x W.
@@ -166,7 +152,7 @@ class ImageExamples:
         A model that takes any size (`patch` pixels a patch) gets the whole picture, ROWS patches high.
         """
         if patch is None:
-            pixels_CHW = torch.tensor(self._transform(image))
+            pixels_CHW = torch.tensor(evaluation_transform(self._source, self._size)(image))
         else:
             height = ROWS * patch
             width = max(1, image.width * ROWS // image.height) * patch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -44,31 +44,31 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `lap analyze` that a measurement can take, by name."""
+    """What is measured, on what, and how: the options of `lap analyze`."""
 
+    checkpoint: str = "last"
+    init: bool = False  # also the untrained models
+    data: str | None = None  # instead of the run's own
+    split: str = "validation"
+    limit: int | None = None
+    # Options that a measurement can take, by name.
     layer: str | None = None  # None: the measurement's `default_layers`
     classes: str | None = None
     image: Sequence[Path] = ()
-    subject: Mapping[str, Any] = field(default_factory=dict)  # checkpoint, data, split and limit, unless the default
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return those of the options that differ from their defaults."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Settings(), name)}
 
     @property
     def variant(self) -> str:
         """A folder name that identifies non-default settings; empty for the defaults."""
-        words = [f"{name}-{value}" for name, value in {**self.given("layer"), **self.subject}.items()]
-        plain = [word if re.fullmatch(r"[\w.,-]{1,40}", word) else digest(word)[:8] for word in words]
-        return "_".join(plain)
-
-    def given(self, *names: str) -> dict[str, Any]:
-        """Return the given options that differ from their defaults."""
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value != DEFAULTS[name]}
-
-    def only(self, names: Sequence[str]) -> Settings:
-        """Return the settings with the default for every option that is not among `names`."""
-        return replace(self, **{name: default for name, default in DEFAULTS.items() if name not in names})
+        words = [f"{name}-{value}" for name, value in self.given("layer", *SUBJECT).items()]
+        return "_".join(word if re.fullmatch(r"[\w.,-]{1,40}", word) else digest(word)[:8] for word in words)
 
 
-DEFAULTS: dict[str, Any] = {name: getattr(Settings(), name) for name in ("layer", "classes", "image")}
+OPTIONS = {"layer", "classes", "image"}  # of measurements
+SUBJECT = ("checkpoint", "data", "split", "limit")
 
 
 class NotApplicable(UsageError):
@@ -103,8 +103,7 @@ class Measurement:
 
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
         """Raise NotApplicable or UsageError where the model, its data or the settings do not allow the measurement."""
-        # `all` takes the options of all measurements; those that this one does not declare mean nothing to it.
-        self.model, self.settings = model, settings.only(self.options)
+        self.model, self.settings = model, settings
         self.layers = chosen_layers(self.settings.layer, self.default_layers, model.anatomy.layers)
 
     def measure(self, capture: Capture, layer: int) -> Callable[[], LayerResult]:
@@ -127,7 +126,7 @@ class Measurement:
         values = {name: getattr(settings, name) for name in cls.options}
         values |= {"layer": settings.layer or cls.default_layers}
         values |= {name: [str(item) for item in value] for name, value in values.items() if isinstance(value, tuple)}
-        return {**values, "norm": cls.norm, **settings.subject}
+        return {**values, "norm": cls.norm, **settings.given(*SUBJECT)}
 
     def site(self, layer: int) -> Site:
         """Return the output of a block."""

@@ -1,9 +1,8 @@
 """`lap analyze WHAT`: the paper's measurements and figures, on any model."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -77,7 +76,7 @@ def analyze(
     as_json: options.Json = False,
 ) -> None:
     """Measure the tokens of runs and draw the paper's figures."""
-    from lapcli.analysis.measurement import DEFAULTS, Settings
+    from lapcli.analysis.measurement import OPTIONS, Settings
     from lapcli.analysis.measurements import MEASUREMENTS, check_fits
     from lapcli.recipe import OBJECTIVES
     from lapcli.recipe.schema import TIMM
@@ -89,12 +88,9 @@ def analyze(
     for path in image or []:
         if not path.is_file():
             raise UsageError(f"--image {path} does not exist; name an image file")
-    usual = {"checkpoint": "last", "data": None, "split": "validation", "limit": None}
-    given: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "split": split, "limit": limit}
-    settings = Settings(layer, classes, tuple(image or ()))
-    if what != ALL and (unused := settings.given(*(DEFAULTS.keys() - set(MEASUREMENTS[what].options)))):
+    settings = Settings(checkpoint, init, data, split, limit, layer, classes, tuple(image or ()))
+    if what != ALL and (unused := settings.given(*(OPTIONS - set(MEASUREMENTS[what].options)))):
         raise UsageError(f"--{min(unused)} has no effect for {what}; leave it out")
-    settings = replace(settings, subject={key: value for key, value in given.items() if value != usual[key]})
     if data is not None:
         check_local_file("--data", data)
     where = runs_dir or default_runs_dir()
@@ -112,9 +108,9 @@ def analyze(
     say_start("loading torch and the models")
 
     from lapcli.analysis.analyze import analyze, to_text, write_analysis
-    from lapcli.analysis.analyzed_models import Selection, find_models, results_folder
+    from lapcli.analysis.analyzed_models import find_models, results_folder
 
-    models = find_models(Selection(stock, init, **given), runs)
+    models = find_models(settings, runs, stock)
     analyses = analyze(None if what == ALL else [what], models, settings)
     folder = out or results_folder(models, where) / settings.variant
     written = {analysis.what: write_analysis(analysis, folder) for analysis in analyses}

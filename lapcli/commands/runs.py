@@ -86,7 +86,7 @@ def runs(context: typer.Context, runs_dir: options.RunsDir = None, as_json: opti
 
 @app.command("list")
 def list_(context: typer.Context, names: options.Runs = None) -> None:
-    """List runs, the newest first: kind, Laplacian heads, step, best validation, age, size and status."""
+    """List runs, the newest first: objective, Laplacian heads, step, best validation, age, size and status."""
     from lapcli.catalogue import list_runs
 
     folder = context.obj.folder
@@ -99,9 +99,9 @@ def list_(context: typer.Context, names: options.Runs = None) -> None:
         rows = []
         for run in listed:
             step = f"{run['step']:,}" + (f"/{run['steps']:,}" if run["steps"] else "") if "step" in run else ""
-            known = (run["name"], run.get("kind", "?"), run.get("plan") or "", step, _best_text(run.get("best")))
+            known = (run["name"], run.get("objective", "?"), run.get("plan") or "", step, _best_text(run.get("best")))
             rows.append((*known, age_text(run.get("seconds_since")), size_text(run["bytes"]), run["status"]))
-        print(table(("run", "kind", "Laplacian", "step", "best", "age", "size", "status"), rows))
+        print(table(("run", "objective", "Laplacian", "step", "best", "age", "size", "status"), rows))
         for run in listed:
             if "problem" in run:
                 print(wrapped_message(f"note: {run['problem']}"), file=sys.stderr)
@@ -113,24 +113,24 @@ def show(context: typer.Context, name: RunName) -> None:
     from lapcli.catalogue import describe
     from lapcli.runs import named_run
 
-    told = describe(named_run(context.obj.folder, name))
+    described = describe(named_run(context.obj.folder, name))
     if context.obj.as_json:
-        print_json(told)
+        print_json(described)
         return
-    info, start = told["info"], told["started_from"]
-    steps = f"{told['step']:,} of {told['steps'] or '?'}"
+    info, start = described["info"], described["started_from"]
+    steps = f"{described['step']:,} of {described['steps'] or '?'}"
     rows = {
-        "run": f"{told['path']}, {told['kind']}, {told['status']}",
-        "heads": f"{told['plan'] or 'no'}{'' if told['names_operators'] else ' Laplacian'}",
+        "run": f"{described['path']}, {described['objective']}, {described['status']}",
+        "heads": f"{described['plan'] or 'no'}{'' if described['names_operators'] else ' Laplacian'}",
         "step": f"{steps}, seed {info.get('seed')}, {info.get('device', '')}",
-        "written": f"{age_text(told['seconds_since'])} ago; created {info.get('created')}",
+        "written": f"{age_text(described['seconds_since'])} ago; created {info.get('created')}",
         "failure": info.get("failure"),
         "started from": start and f"{start[0]}, weights sha256 {start[1][:16]}",
         "data": info.get("data", "not prepared yet"),
-        "best": _best_text(told["best"]) + (f" at step {told['best']['step']}" if told["best"] else ""),
-        "results": ", ".join(f"{key} {_value(value)}" for key, value in told["results"].items()),
-        "checkpoints": ", ".join(told["checkpoints"]) or "none",
-        "size": size_text(told["bytes"]),
+        "best": _best_text(described["best"]) + (f" at step {described['best']['step']}" if described["best"] else ""),
+        "results": ", ".join(f"{key} {_value(value)}" for key, value in described["results"].items()),
+        "checkpoints": ", ".join(described["checkpoints"]) or "none",
+        "size": size_text(described["bytes"]),
         "weights": f"sha256 {info.get('weights_sha256') or 'none yet'}",
         "recipe": f"sha256 {info.get('recipe_sha256')}",
         "versions": ", ".join(f"{key} {value}" for key, value in info.get("versions", {}).items()),
@@ -170,7 +170,7 @@ def watch(
 
     paths = chosen_runs(context.obj.folder, names or [], metric)
     is_screen = sys.stdout.isatty() and not context.obj.as_json
-    told: dict[str, tuple[int, str]] = {}
+    shown: dict[str, tuple[int, str]] = {}
     while True:
         seen = [read_watched_run(path, metric) for path in paths]
         is_over = all(run.status != "running" for run in seen)
@@ -178,8 +178,8 @@ def watch(
             # Clears the screen and moves the cursor to its corner; the last picture stays in the scroll-back.
             print(("" if is_over else "\x1b[2J\x1b[H") + screen(seen, metric), flush=True)
         for run in [] if is_screen else seen:
-            if told.get(run.name) != (run.step, run.status):
-                told[run.name] = run.step, run.status
+            if shown.get(run.name) != (run.step, run.status):
+                shown[run.name] = run.step, run.status
                 row = {"run": run.name, "step": run.step, "steps": run.steps, "status": run.status, **run.values}
                 print(json.dumps(row) if context.obj.as_json else run.line(), flush=True)
         if is_over:
@@ -242,18 +242,26 @@ def prune(
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest checkpoints of each run to keep.")] = 1,
     yes: Yes = False,
 ) -> None:
-    """Remove old checkpoints, after asking: never the newest, the best, or one that another run started from."""
-    from lapcli.catalogue import matching_runs, plan_prunings, remove_checkpoints
+    """Remove old checkpoints, after asking: never the newest or the best."""
+    from lapcli.catalogue import matching_runs, prunable, remove_checkpoints, size_of
+    from lapcli.runs import read_run
 
-    plans = plan_prunings(matching_runs(context.obj.folder, names or []), keep, bool(names))
-    doomed = [plan for plan in plans if plan.removed]
-    freed = size_text(sum(plan.bytes for plan in doomed))
-    rows = [(p.run, f"remove steps {p.removed} ({size_text(p.bytes)}); keep {p.kept}") for p in doomed]
+    doomed: dict[Path, list[Path]] = {}
+    for path in matching_runs(context.obj.folder, names or []):
+        try:
+            doomed[path] = prunable(read_run(path), keep)
+        except UsageError:  # it is being trained, or damaged
+            if names:
+                raise
+    rows = [
+        (path.name, f"remove {', '.join(each.name for each in folders)}") for path, folders in doomed.items() if folders
+    ]
     print(facts(rows) if rows else "nothing to remove")
-    if doomed:
-        _confirm(f"Remove {sum(len(plan.removed) for plan in doomed)} checkpoints ({freed})?", yes)
-        for plan in doomed:
-            remove_checkpoints(plan)
+    if rows:
+        freed = size_text(sum(size_of(folder) for folders in doomed.values() for folder in folders))
+        _confirm(f"Remove {sum(map(len, doomed.values()))} checkpoints ({freed})?", yes)
+        for path, folders in doomed.items():
+            remove_checkpoints(path, folders)
         print(f"freed {freed}")
 
 

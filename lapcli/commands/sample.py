@@ -35,21 +35,18 @@ def sample(
     """Continue a text with a GPT, or ask a chat model one question. Same prompt and seed, same samples."""
     from lapcli.recipe import OBJECTIVES
     from lapcli.recipe.schema import CHAT, LANGUAGE
-    from lapcli.runs import find_run, named_run
+    from lapcli.runs import named_run, newest_run
 
     folder = runs_dir or default_runs_dir()
     run = options.one_run(run, run_option)
     kinds = {name for name in OBJECTIVES if LANGUAGE in OBJECTIVES[name].gives}
     if not all(text.strip() for text in prompt):
         raise UsageError("--prompt is empty; give some text to continue")
-    if run is None or checkpoint == "last":
-        chosen = find_run(folder, run, kinds)
-    else:  # a checkpoint of a run that need not be finished
-        chosen = named_run(folder, run)
-        if chosen.recipe.objective not in kinds:
-            raise UsageError(
-                f"{chosen.path} is a run of {chosen.recipe.objective}, which generates no text; name another with --run"
-            )
+    chosen = newest_run(folder, kinds) if run is None else named_run(folder, run)
+    if chosen.recipe.objective not in kinds:
+        raise UsageError(
+            f"{chosen.path} is a run of {chosen.recipe.objective}, which generates no text; name another with --run"
+        )
 
     from lapcli.runtime.progress import say_start
 

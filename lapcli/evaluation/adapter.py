@@ -92,21 +92,17 @@ class Prompt(str):
         return Prompt, (str(self), self.ids)
 
 
-def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, answer_begins: bool = False) -> Prompt:
-    """Render messages up to the token after which the assistant answers.
-
-    `answer_begins`: the last message is the beginning of its answer.
-    """
-    begun = messages[-1]["content"] if answer_begins else ""
+def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> Prompt:
+    """Render messages up to the token after which the assistant answers."""
     try:
-        turns = conversation(messages[:-1] if answer_begins else messages)
+        turns = conversation(messages)
     except Malformed as error:
         raise DataError(f"a prompt cannot be rendered as a conversation: {error}") from None
     if not turns or turns[-1].role != "user":
         raise DataError("a prompt cannot be rendered as a conversation: it does not end with the user")
     rendered = "".join(f"<|{turn.role}_start|>{turn.parts[0].text}<|{turn.role}_end|>" for turn in turns)
-    text = f"<|bos|>{rendered}<|assistant_start|>{begun}"  # equal to the decoded tokens
-    return Prompt(text, [*render_prompt(turns, tokenizer), *(tokenizer.encode(begun) if begun else [])])
+    # The text is equal to the decoded tokens.
+    return Prompt(f"<|bos|>{rendered}<|assistant_start|>", render_prompt(turns, tokenizer))
 
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's
@@ -159,22 +155,14 @@ class LapLM(TemplateLM):
         # None adds <|bos|>: `TemplateLM` encodes context and whole text with None and cuts one by the other's length.
         return ids if add_special_tokens is False else [self._tokenizer.bos, *ids]
 
-    def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True, **_: Any
-    ) -> Prompt:
-        return chat_prompt(chat_history, self._tokenizer, answer_begins=not add_generation_prompt)
+    def apply_chat_template(self, chat_history: list[dict[str, str]], **_: Any) -> Prompt:
+        return chat_prompt(chat_history, self._tokenizer)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if isinstance(context, Prompt):
             # Encoded separately as in training, where an answer follows a special token and nothing merges over it.
             return list(context.ids), self.tok_encode(continuation, add_special_tokens=False)
         return super()._encode_pair(context, continuation)
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        for request in requests:
-            if not request.args[1]:
-                raise DataError(f"{self._task}: document {request.doc_id} has an empty answer, which has no likelihood")
-        return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_options: Any

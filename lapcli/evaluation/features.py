@@ -17,10 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lapcli.data.images.augmentation import normalise
 from lapcli.data.images.image_set import ImageSet
-from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader, Transform
+from lapcli.data.images.loader import Example, ImageBatches, ImageLoader, Reader
+from lapcli.measures.accuracy import evaluation_batches
 from lapcli.models.dino_vit import DinoViT
 from lapcli.objectives.objective import LoadedModel
+from lapcli.recipe.vision import ImageSource
 from lapcli.runtime.devices import ComputePolicy
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.progress import Progress
@@ -64,16 +67,22 @@ class Backbone:
     @torch.inference_mode()
     def __call__(self, images_BCHW: Tensor, bf16: bool = False) -> tuple[Tensor, Tensor]:
         """Return `tokens` of uint8 images, on the network's device."""
-        device = self.device
-        mean, std = (torch.tensor(x, device=device)[:, None, None] * 255 for x in (self.mean, self.std))
-        normal_BCHW = images_BCHW.to(device).float().sub_(mean).div_(std)
-        with ComputePolicy(device.type, bf16).autocast():
+        return self.features(normalise(images_BCHW.to(self.device), source_of(self)), bf16)
+
+    @torch.inference_mode()
+    def features(self, normal_BCHW: Tensor, bf16: bool = False) -> tuple[Tensor, Tensor]:
+        """Return `tokens` of normalised images in float32, as any classifier takes them (DINOv3's eval/linear.py)."""
+        with ComputePolicy(self.device.type, bf16).autocast():
             class_BD, patches_BPD = self.tokens(normal_BCHW)
-        # float32 before any classifier, as in DINOv3's eval/linear.py.
         class_BD, patches_BPD = class_BD.float(), patches_BPD.float()
         if not (torch.isfinite(class_BD).all() and torch.isfinite(patches_BPD).all()):
             raise LapError(f"{self.name} produces features that are not finite; these weights cannot be evaluated")
         return class_BD, patches_BPD
+
+
+def source_of(backbone: Backbone, **settings: Any) -> ImageSource:
+    """Return settings in the form that transforms take; the image source is not used."""
+    return ImageSource(train="builtin", validation=0.5, mean=backbone.mean, std=backbone.std, **settings)
 
 
 def backbone_of(loaded: LoadedModel) -> Backbone:
@@ -115,31 +124,22 @@ Feature = Callable[[Tensor, Tensor], Tensor]
 
 
 def batches_of_features(
-    backbone: Backbone, images: ImageSet, transform: Transform, feature: Feature, how: ForwardSettings, doing: str
+    backbone: Backbone, images: ImageSet, crop_ratio: float, feature: Feature, how: ForwardSettings, doing: str
 ) -> Iterator[tuple[range, Tensor]]:
     """Yield positions in the set and their features, for the chunks of this process that are not empty."""
-    shares = how.shares(len(images))
-
-    def examples(turn: int, _: int) -> list[Example]:
-        return [Example(0, index, 0) for index in shares[turn]]
-
-    reader = Reader(images, transform, backbone.image, None)
-    loader = ImageLoader(reader, examples, micro_steps=1, last=(len(shares) - 1, 0), workers=how.workers)
-    try:
-        for turn, positions in enumerate(shares):
-            images_BCHW, _ = loader.batch(turn, 0)
-            if positions:
-                yield positions, feature(*backbone(images_BCHW, how.bf16))
-            if how.progress:
-                how.progress(doing, turn + 1, len(shares))
-    finally:
-        loader.close()
+    source = source_of(backbone, crop_ratio=crop_ratio)
+    for positions, normal_BCHW, _ in evaluation_batches(
+        images, source, backbone.image, how.world, how.batch, workers=how.workers
+    ):
+        yield positions, feature(*backbone.features(normal_BCHW, how.bf16))
+        if how.progress:
+            how.progress(doing, positions.stop, len(images))
 
 
 def all_features(
     backbone: Backbone,
     images: ImageSet,
-    transform: Transform,
+    crop_ratio: float,
     feature: Feature,
     width: int,
     how: ForwardSettings,
@@ -147,7 +147,7 @@ def all_features(
 ) -> Tensor:
     """Return the (N, width) features of the whole set, on every process."""
     features_ND = torch.zeros(len(images), width, device=backbone.device)
-    for positions, features_BD in batches_of_features(backbone, images, transform, feature, how, doing):
+    for positions, features_BD in batches_of_features(backbone, images, crop_ratio, feature, how, doing):
         features_ND[positions.start : positions.stop] = features_BD
     return how.together(features_ND)
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapcli.data.images.augmentation import evaluation_transform, training_transform
+from lapcli.data.images.augmentation import training_transform
 from lapcli.data.images.image_set import ImageSet, ImageSubset
 from lapcli.data.images.loader import Reader, count_workers
 from lapcli.data.images.sources import ImageData, open_held_out, open_images
@@ -37,12 +37,13 @@ from lapcli.evaluation.features import (
     class_token,
     class_token_and_mean_patch,
     evenly_spaced,
+    source_of,
 )
 from lapcli.evaluation.segmentation import measure_ade20k, window_size
 from lapcli.evaluation.tasks import KnnProtocol, LinearProtocol, Request, Score, wilson_interval
 from lapcli.measures.accuracy import classify, measure_accuracy
 from lapcli.objectives.objective import LoadedModel
-from lapcli.recipe.vision import Augmentation, ImageFiles, ImageSource
+from lapcli.recipe.vision import Augmentation, ImageFiles
 from lapcli.runtime.devices import compute_policy
 from lapcli.runtime.errors import LapError, UsageError
 from lapcli.runtime.progress import shown_progress
@@ -188,16 +189,15 @@ def measure_knn(
             f"there are {len(data.train):,} training images, fewer than any of knn.neighbours {protocol.neighbours}; "
             "use --set knn.neighbours=[1]"
         )
-    transform = evaluation_transform(_probe_source(crop_ratio=protocol.crop_ratio), backbone.image)
     # Training images get the evaluation transform too, as in DINOv3's eval/knn.py.
     keys_ND = all_features(
-        backbone, data.train, transform, class_token, backbone.width, how, "features of training images"
+        backbone, data.train, protocol.crop_ratio, class_token, backbone.width, how, "features of training images"
     )
     keys_ND = F.normalize(keys_ND, dim=1)
     labels_N = torch.from_numpy(data.train.labels).to(keys_ND.device)
     right = dict.fromkeys(counts, 0.0)
     for positions, queries_BD in batches_of_features(
-        backbone, data.validation, transform, class_token, how, "features of validation images"
+        backbone, data.validation, protocol.crop_ratio, class_token, how, "features of validation images"
     ):
         true_B = torch.from_numpy(data.validation.labels[positions.start : positions.stop]).to(keys_ND.device)
         guesses = classify(queries_BD, keys_ND, labels_N, len(data.train.classes), counts, protocol.temperature)
@@ -240,8 +240,7 @@ def measure_linear(
         raise LapError(
             "the linear probe diverged at every learning rate; use smaller ones with --set linear.rates=[..]"
         )
-    transform = evaluation_transform(_probe_source(crop_ratio=protocol.crop_ratio), backbone.image)
-    on_validation = _top(backbone, data.validation, transform, probes, how)
+    on_validation = _top(backbone, data.validation, protocol.crop_ratio, probes, how)
     # Of equally good rates the first one wins, so that the choice is reproducible.
     best = max((rate for rate in range(len(finite)) if finite[rate]), key=lambda rate: on_validation[rate][0])
     images = len(data.validation)
@@ -281,7 +280,7 @@ def _train(
     """Train the classifiers; return the loss of each rate in the last step."""
     is_whole = protocol.scale is None
     augmentation = Augmentation(crop="none" if is_whole else "random_resized", flip=protocol.flip)
-    source = _probe_source(augmentation=augmentation, mean=backbone.mean, std=backbone.std)
+    source = source_of(backbone, augmentation=augmentation)
     reader = Reader(train, training_transform(source, backbone.image, protocol.scale), backbone.image, protocol.seed)
     sizes = {"batch": protocol.batch, "steps": protocol.steps, "seed": protocol.seed}
     batches = SharedBatches(reader, len(train), how, key="linear", **sizes)
@@ -301,13 +300,13 @@ def _train(
 
 
 def _top(
-    backbone: Backbone, images: ImageSet, transform: Any, probes: LinearProbes, how: ForwardSettings
+    backbone: Backbone, images: ImageSet, crop_ratio: float, probes: LinearProbes, how: ForwardSettings
 ) -> list[tuple[int, int]]:
     """Count the correct top-1 and top-5 predictions for each rate."""
     rates = len(probes.weights)
     counts_R2 = torch.zeros(rates, 2, dtype=torch.int64)
     for positions, features_BD in batches_of_features(
-        backbone, images, transform, class_token_and_mean_patch, how, "scoring the linear probe"
+        backbone, images, crop_ratio, class_token_and_mean_patch, how, "scoring the linear probe"
     ):
         true_B = torch.from_numpy(images.labels[positions.start : positions.stop]).to(features_BD.device)
         logits_BRK = probes.logits(features_BD).detach()
@@ -316,8 +315,3 @@ def _top(
         counts_R2[:, 1] += hits.any(dim=2).sum(dim=0).cpu()
     totals = how.world.sum([float(x) for x in counts_R2.flatten().tolist()])
     return [(int(totals[2 * rate]), int(totals[2 * rate + 1])) for rate in range(rates)]
-
-
-def _probe_source(**settings: Any) -> ImageSource:
-    """Return settings in the form that transforms take; the image source is not used."""
-    return ImageSource(train="builtin", validation=0.5, **settings)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lapcli.analysis.analyze import analyze, write_analysis
-from lapcli.analysis.analyzed_models import Selection, find_models, results_folder
+from lapcli.analysis.analyzed_models import find_models, results_folder
 from lapcli.analysis.drawing import COLOURS, MARKERS, STYLE, UNDATED, panels
 from lapcli.analysis.measurement import Settings
 from lapcli.experiments.cells import progress
@@ -132,7 +132,7 @@ def plain_models(ladder: Ladder) -> dict[str, dict[str, list[float | None]]]:
             continue
         frame = results(path)
         if missing := [task for task in tasks if task not in set(frame.task)]:
-            models = find_models(Selection(), [run])
+            models = find_models(Settings(), [run])
             for analysis in analyze(missing, models, Settings()):
                 write_analysis(analysis, results_folder(models, ladder.runs_dir))
             frame = results(path)

@@ -5,7 +5,7 @@ Every folder has `lap.json` (its source, and whether it was verified) and a mode
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -171,7 +171,6 @@ def _card_data(exported: ExportedModel, to: str, scores: list[dict[str, Any]], n
         library_name={"hf": "transformers", "timm": "timm"}.get(to),
         pipeline_tag=task,
         tags=[*tags, "custom_code"] if to == "hf" and needs_code else tags,
-        datasets=sorted(set(_hub_sets(recipe_to_dict(exported.recipe)))) or None,
         eval_results=results or None,
     )
 
@@ -213,12 +212,3 @@ def _without_paths(value: Any) -> Any:
         return [_without_paths(inner) for inner in value]
     is_path = isinstance(value, str) and value.removeprefix("run:").startswith(("/", "~"))
     return Path(value).name if is_path else value
-
-
-def _hub_sets(value: Any) -> Iterator[str]:
-    """Yield every `hub:OWNER/NAME` that the recipe names."""
-    if isinstance(value, Mapping | list):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _hub_sets(inner)
-    elif isinstance(value, str) and value.startswith("hub:"):
-        yield value.removeprefix("hub:").split("@")[0]

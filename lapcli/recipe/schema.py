@@ -258,8 +258,6 @@ class AnyRecipe(Section):
     gives: ClassVar[frozenset[str]]  # what its models can do
     #: Metrics of a validation with their unit and the direction that is better; a search may optimise them.
     metrics: ClassVar[dict[str, tuple[str, Literal["higher", "lower"]]]]
-    expected_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that a report lists as missing
-    validated_scores: ClassVar[tuple[str, ...]] = ()  # evaluations that equal the metric `validation_NAME`
     data_identity_has_seed: ClassVar[bool] = False  # `data_sha256` of runs with another seed differs
 
     objective: str  # what is trained

@@ -149,8 +149,6 @@ class ClassificationRecipe(BaseRecipe):
         "validation_top1": ("fraction", "higher"),
         "validation_top5": ("fraction", "higher"),
     }
-    expected_scores = ("top1",)
-    validated_scores = ("top1", "top5")
     takes_any_optimizer = True
 
     objective: Literal["classification"]

@@ -219,10 +219,10 @@ def _numbers(runs: Sequence[ReportRun], paths: Sequence[str], notes: list[str]) 
     frame = frame[chosen & frame["value"].notna()].copy()
     frame["seeds"] = frame["run"].map({run.name: run.seed for run in runs})
     mains = {key: _main(list(metrics)) for key, metrics in frame.groupby(["run", "task"])["metric"]}
-    told = frame.astype(object).where(frame.notna(), None)  # NaN is None
-    names = [_measure(each, by_name[each["run"]], mains) for each in told.to_dict("records")]
+    rows = frame.astype(object).where(frame.notna(), None)  # NaN is None
+    names = [_measure(each, by_name[each["run"]], mains) for each in rows.to_dict("records")]
     frame["measure"] = pandas.Series(names, index=frame.index, dtype=object)
-    return _with_validated(frame, by_name)
+    return frame
 
 
 def _main(metrics: Sequence[str]) -> str:
@@ -255,20 +255,6 @@ def _measure(row: dict[str, Any], run: ReportRun, mains: dict[Any, str]) -> str:
     return name + (f" [{', '.join(conditions)}]" if conditions else "")
 
 
-def _with_validated(frame: "DataFrame", runs: dict[str, ReportRun]) -> "DataFrame":
-    """Add training validations as the scores they equal, where those were not evaluated."""
-    import pandas
-
-    have = set(zip(frame["run"], frame["measure"], strict=True))
-    validated = [
-        {**row, "measure": score}
-        for row in frame[frame["task"] == "validation"].to_dict("records")
-        for score in runs[row["run"]].run.recipe.validated_scores
-        if row["metric"] == score and (row["run"], score) not in have
-    ]
-    return pandas.concat([frame, pandas.DataFrame(validated, columns=frame.columns)]) if validated else frame
-
-
 def grids_of(collection: Collection, rows: Sequence[str] = (HEADS,)) -> list[Grid]:
     """Group the runs; of two runs with the same recipe and seed, the newer one counts."""
     check_rows(rows, [run.values for run in collection.runs])
@@ -291,7 +277,7 @@ def grids_of(collection: Collection, rows: Sequence[str] = (HEADS,)) -> list[Gri
         grid.rows = {key: dict(sorted(grid.rows[key].items(), key=_seed_order)) for key in sorted(grid.rows)}
         labels = {run.name: key.label for key, runs in grid.rows.items() for run in runs.values()}
         own = collection.frame[collection.frame["run"].isin(labels)]
-        grid.frame = _of_one_data(own.assign(row=own["run"].map(labels)), collection.notes)
+        grid.frame = _of_one_data(own.assign(row=own["run"].map(labels)), grid.runs, collection.notes)
     _name(list(grids.values()))
     collection.notes += _differences_in_words(list(grids.values()))
     return list(grids.values())
@@ -301,15 +287,19 @@ def _seed_order(item: tuple[str, Any]) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in item[0].split("+"))
 
 
-def _of_one_data(frame: "DataFrame", notes: list[str]) -> "DataFrame":
-    """Keep the numbers of each measure that are of the data it was measured on last; validations are of their runs."""
-    data = frame["data_sha256"].fillna("")
-    is_other = (data != data.groupby(frame["measure"]).transform("last")) & ~frame["task"].isin(
-        ["validation", "training"]
-    )
-    for run, measure in zip(frame["run"][is_other], frame["measure"][is_other], strict=True):
-        notes.append(f"{run}: {measure} was measured on other data than the rest and is left out")
-    return frame[~is_other]
+def _of_one_data(frame: "DataFrame", runs: Sequence[ReportRun], notes: list[str]) -> "DataFrame":
+    """Keep the numbers of each measure that are of the data it was measured on last."""
+    own = {
+        run.name: {run.run.info.get("data"), run.run.info.get("data_sha256"), run.whole.first.get("data_sha256")}
+        for run in runs
+    }
+    rows = frame[["run", "data", "data_sha256", "measure"]].to_dict("records")
+    data = ["its own" if {row["data"], row["data_sha256"]} & own[row["run"]] else row["data_sha256"] for row in rows]
+    last = {row["measure"]: each for row, each in zip(rows, data, strict=True)}
+    kept = [each == last[row["measure"]] for row, each in zip(rows, data, strict=True)]
+    for row in (row for row, is_kept in zip(rows, kept, strict=True) if not is_kept):
+        notes.append(f"{row['run']}: {row['measure']} was measured on other data than the rest and is left out")
+    return frame[kept]
 
 
 def check_rows(rows: Sequence[str], recipes: Sequence[dict[str, Any]]) -> None:
@@ -358,14 +348,9 @@ def _name(grids: Sequence[Grid]) -> None:
     for alike in _alike(grids):
         different = differing(alike)
         for place, grid in enumerate(alike):
-            words = [f"{key} {values[place]}" for key, values in different.items()]
-            kept = [*words[:3], *([f"{len(words) - 3} more differences"] if len(words) > 3 else [])]
-            parts = (kind_in_words(grid.first), data_in_words(grid.first), ", ".join(kept))
+            words = ", ".join(f"{key} {values[place]}" for key, values in different.items())
+            parts = (kind_in_words(grid.first), data_in_words(grid.first), words)
             grid.title = " · ".join(part for part in parts if part)
-        titles = [grid.title for grid in alike]
-        for place, grid in enumerate(alike):
-            if titles.count(grid.title) > 1:
-                grid.title += f" ({titles[:place].count(titles[place]) + 1})"
 
 
 def _differences_in_words(grids: Sequence[Grid]) -> list[str]:

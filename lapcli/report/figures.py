@@ -1,4 +1,4 @@
-"""The charts of a report: training and validation curves; scores, k_alpha and variance shares against the rows.
+"""The charts of a report: training and validation curves; scores and k_0.99 against the rows.
 
 A chart is data. The page draws it with plotly, `write_files` with matplotlib as PNG, SVG and PDF, and its numbers as
 CSV. Points over several seeds have error bars of one standard deviation; a chart of one point is left out.
@@ -14,7 +14,7 @@ from typing import Any
 
 from lapcli.analysis.drawing import COLOURS, FORMS, MARKERS, STYLE, UNDATED
 from lapcli.report.collect import Grid, RowKey, data_in_words, kind_in_words
-from lapcli.report.paper import LANGUAGE, drop_path, families
+from lapcli.report.paper import drop_path, families
 from lapcli.report.statistics import summarise
 from lapcli.report.tables import Column, column_of
 from lapcli.runs import time_of
@@ -26,10 +26,6 @@ from lapcli.training.metrics import read_metrics
 
 _MOST_NAMED = 12  # runs in a legend; beyond it has one entry for each row
 LONGEST = 60  # characters of a heading
-_TOGETHER = {
-    "anova": "fraction of the variance",
-    "spectrum": "components for a fraction of the variance",
-}  # axis labels
 POINTS = 200  # of a training curve; more are averaged over stretches of steps
 _PLANS = ("#3b528b", "#21918c", "#5ec962", "#d9a400", "#e4572e", "#a8327d", "#440154", "#7f7f7f")
 
@@ -181,13 +177,10 @@ def _charts(experiment: Experiment) -> list[Chart]:
         for metric in ("loss", *list(grid.first.run.recipe.metrics)[:2]):
             made.append(_curves(grid, metric, f"{name}-{metric}{place}".replace("_", "-"), place))
     found = list(dict.fromkeys(measure for grid in family for measure in grid.measures()))
-    tasks = [task for task in LANGUAGE if task in found]
-    single = [each for each in found if "." not in each and each not in tasks and not each.startswith("peak_")]
+    single = [each for each in found if "." not in each and not each.startswith("peak_")]
     scores = [each for each in single if not each.startswith("validation_")]
-    shares = [each for each in found if re.fullmatch(r"anova\.\w+_share", each)]
-    groups = [[each] for each in scores or ([] if tasks else single)]
-    groups += [tasks, [each for each in found if re.fullmatch(r"spectrum\.k_0\.9+", each)], shares]
-    made += [_by_rows(family, group, name) for group in groups if group]
+    components = [each for each in found if each == "spectrum.k_0.99"]
+    made += [_by_rows(family, each, name) for each in (scores or single) + components]
     return [chart for chart in made if chart is not None]
 
 
@@ -228,38 +221,35 @@ def row_name(grid: Grid, row: RowKey) -> str:
     return f"{row.label} Laplacian" if grid.rows_by == (HEADS,) and row.heads is not None else row.label
 
 
-def _by_rows(family: Sequence[Grid], measures: Sequence[str], name: str) -> Chart | None:
-    """Draw means against the rows: a line for each drop path, or for each of several measures."""
+def _by_rows(family: Sequence[Grid], measure: str, name: str) -> Chart | None:
+    """Draw means against the rows, a line for each drop path."""
     lines: list[Line] = []
-    column = next(column_of(each, grid) for grid in family for each in measures if grid.about(each) is not None)
+    column = next(column_of(measure, grid) for grid in family if grid.about(measure) is not None)
     is_number = all(re.fullmatch(r"[\d.e+-]+", row.label) for grid in family for row in grid.rows)
     for grid in family:
-        for measure in measures:
-            found = {row: summarise(list(grid.values(row, measure).values())) for row in grid.rows}
-            points = [(row, each) for row, each in found.items() if each is not None]
-            if not points:
-                continue
-            x: list[Any] = [float(row.label) if is_number else row.label for row, _ in points]
-            named = column_of(measure, grid).label if len(measures) > 1 else f"drop path {drop_path(grid)}"
-            has_seeds = any(each.n > 1 for _, each in points)
-            lines.append(
-                Line(
-                    named,
-                    COLOURS[len(lines) % len(COLOURS)],
-                    x,
-                    [each.mean * column.scale for _, each in points],
-                    [(each.std or 0.0) * column.scale for _, each in points] if has_seeds else [],
-                    [each.n for _, each in points],
-                )
+        found = {row: summarise(list(grid.values(row, measure).values())) for row in grid.rows}
+        points = [(row, each) for row, each in found.items() if each is not None]
+        if not points:
+            continue
+        x: list[Any] = [float(row.label) if is_number else row.label for row, _ in points]
+        has_seeds = any(each.n > 1 for _, each in points)
+        lines.append(
+            Line(
+                f"drop path {drop_path(grid)}",
+                COLOURS[len(lines) % len(COLOURS)],
+                x,
+                [each.mean * column.scale for _, each in points],
+                [(each.std or 0.0) * column.scale for _, each in points] if has_seeds else [],
+                [each.n for _, each in points],
             )
+        )
     if len({x for line in lines for x in line.x}) < 2:  # a single point shows no more than the table
         return None
     counts = [n for line in lines for n in line.n]
     seeds = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
     caption = f"Means over {seeds} seeds; bars are one standard deviation." if max(counts) > 1 else "One seed, no bars."
-    what = measures[0].replace("_", "-") if len(measures) == 1 else measures[0].split(".")[0]
-    label = column.label if len(measures) == 1 else _TOGETHER.get(what, "accuracy (%)")
-    file = re.sub(r"[^a-z0-9-]+", "-", f"{name}-{what}-by-rows".lower())
+    label = column.label
+    file = re.sub(r"[^a-z0-9-]+", "-", f"{name}-{measure}-by-rows".lower())
     across = "Laplacian heads" if family[0].rows_by == (HEADS,) else ", ".join(family[0].rows_by)
     return Chart(file, f"{label[:1].upper()}{label[1:]} by {across}", caption, across, label, lines)
 

@@ -160,8 +160,7 @@ def resolve(name: str, available: Sequence[str]) -> list[str]:
 
 def _default(grid: Grid) -> list[str]:
     """Return what `lap eval` measured under the default conditions, in the order of the tasks; else under others; else
-    the validation of the training. A grid without any number shows the scores that its kind should have, as gaps."""
-    recipe = grid.first.run.recipe
+    the validation of the training. A grid without any number shows a column of gaps."""
     known = grid.frame[grid.frame["task"] != "training"]["measure"]
     names = [name for name in dict.fromkeys(known) if "." not in name.split(" [")[0]]
     evaluated = [name for name in names if not name.startswith("validation_")]
@@ -170,7 +169,7 @@ def _default(grid: Grid) -> list[str]:
         [name for name in evaluated if " [" not in name] or evaluated,
         key=lambda name: order.index(name) if name in order else len(order),
     )
-    return shown or names or list(recipe.expected_scores) or list(recipe.metrics)[:1]
+    return shown or names or list(grid.first.run.recipe.metrics)[:1]
 
 
 def column_of(name: str, grid: Grid | None = None) -> Column:

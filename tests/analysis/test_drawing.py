@@ -10,6 +10,7 @@ import pytest
 from lapcli.analysis.analyze import Analysis, ModelResult
 from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel
 from lapcli.analysis.drawing import STYLE, labels, lines_of
+from lapcli.analysis.examples import DataOrigin
 from lapcli.analysis.measurement import LayerResult, Settings
 from lapcli.analysis.measurements import MEASUREMENTS, anova, collapse, updates
 from lapcli.analysis.measurements.features import FeatureMap
@@ -52,7 +53,9 @@ def analysis(what, heads=(0, 2, 4), layers=(0, 1), weights="trained"):
     for number, k in enumerate(heads):
         model = AnalyzedModel(f"run{number}", weights, 1, "0" * 64, "classification", STOCK_GIVES, lambda: None)
         results = {layer: made_up(what) for layer in layers}
-        runs.append(ModelResult(model, head_plan(k, 2, 4), results, 1, 1, "", "", "validation", ["a", "b", "c"]))
+        runs.append(
+            ModelResult(model, head_plan(k, 2, 4), results, 1, 1, DataOrigin("", "", "validation"), ["a", "b", "c"])
+        )
     return Analysis(MEASUREMENTS[what], Settings(), runs)
 
 

@@ -37,7 +37,7 @@ def test_the_list_fits_the_terminal(columns, kept, capsys, monkeypatch):
 
 def test_list_and_show_as_data(kept, capsys):
     listed = json.loads(run_main(capsys, "runs", "--json", "list", "quick*")[1])
-    assert {run["name"]: run["kind"] for run in listed} == {
+    assert {run["name"]: run["objective"] for run in listed} == {
         "quickstart": "language_model",
         "quickstart-midtrain": "chat",
         "quickstart-sft": "chat",
@@ -68,10 +68,10 @@ def test_diff_names_the_keys_that_differ(kept, capsys):
 def test_rename_rm_and_prune(runs, capsys):
     assert run_main(capsys, "runs", "rename", "quickstart-sft", "talker") == (0, f"{runs / 'talker'}\n", "")
     code, out, err = run_main(capsys, "runs", "prune")  # asks
-    assert (code, "[20]" in out, "midtrain" in out, "--yes" in err) == (2, True, False, True)
+    assert (code, "step-000020" in out, "midtrain" in out, "--yes" in err) == (2, True, False, True)
     assert (runs / "quickstart/checkpoints/step-000020").is_dir()
     code, out, _ = run_main(capsys, "runs", "prune", "--yes")
-    assert (code, "[20]" in out, "freed" in out) == (0, True, True)
+    assert (code, "step-000020" in out, "freed" in out) == (0, True, True)
     assert [path.name for path in (runs / "quickstart/checkpoints").iterdir()] == ["step-000040"]
     code, out, _ = run_main(capsys, "runs", "rm", "talker", "--yes")
     assert (code, str(runs / "talker") in out) == (0, True)

@@ -6,7 +6,6 @@ import torch
 from image_support import image_recipe
 from probe_support import CPU, alone, one_of
 
-from lapcli.data.images.augmentation import evaluation_transform
 from lapcli.data.images.sources import open_images
 from lapcli.evaluation.features import (
     Backbone,
@@ -65,12 +64,11 @@ def digits():
 
 def test_processes_compute_the_chunks_of_one_process(digits):
     """Bit for bit: each chunk has the same images on one process as on several, and nothing is computed twice."""
-    transform = evaluation_transform(image_recipe().data, 8)
     backbone = timm_backbone(build_vit(image_recipe().model, 0), 8)
-    whole = all_features(backbone, digits.validation, transform, class_token, 32, alone(50), "")
+    whole = all_features(backbone, digits.validation, 1.0, class_token, 32, alone(50), "")
     total = torch.zeros_like(whole)
     for rank in range(3):
-        part = all_features(backbone, digits.validation, transform, class_token, 32, one_of(rank, 3), "")
+        part = all_features(backbone, digits.validation, 1.0, class_token, 32, one_of(rank, 3), "")
         assert not (total.any(dim=1) & part.any(dim=1)).any()
         total += part
     assert torch.equal(total, whole)

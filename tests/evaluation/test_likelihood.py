@@ -32,7 +32,7 @@ def one_by_one(model: GPT, question: Question) -> list[tuple[float, bool]]:
 @settings(max_examples=15, deadline=None)
 @given(questions=st.lists(question, min_size=1, max_size=5), batch=st.sampled_from([1, 3, 8]))
 def test_packed_is_one_by_one(laplacian_heads, questions, batch):
-    model = tiny_model(VOCAB, laplacian_heads)
+    model = tiny_model(VOCAB, laplacian_heads=laplacian_heads)
     found = dict(score(model, questions, batch))
     assert sorted(found) == list(range(len(questions)))
     for number, each in enumerate(questions):

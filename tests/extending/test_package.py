@@ -86,7 +86,7 @@ def test_models_are_evaluated_by_what_they_give(extended, painted, adder):
 def test_an_analysis_measures_them(extended, painted, adder):
     for run in (painted, adder):
         extended("analyze", "spread", "--run", run.name)
-        assert (run / "analysis" / "spread.csv").stat().st_size > 0
+        assert (run / "analysis" / "spread.json").stat().st_size > 0
 
 
 def test_they_are_planned(extended, adder):

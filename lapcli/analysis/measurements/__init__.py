@@ -32,9 +32,9 @@ def measurements_for(gives: frozenset[str]) -> list[str]:
 
 
 def check_fits(names: Sequence[str], models: Sequence[tuple[str, frozenset[str]]]) -> None:
-    """Refuse measurements that do not fit every model; of each model its kind and what it gives."""
+    """Refuse measurements that do not fit every model; of each model its objective and what it gives."""
     possible = measurements_for(frozenset.intersection(*(gives for _, gives in models)))
     for name in names:
         if name not in possible:
-            kinds = " and ".join(sorted({kind for kind, _ in models}))
-            raise UsageError(f"{name} does not apply to models of {kinds}; these do: {', '.join(possible)}")
+            objectives = " and ".join(sorted({objective for objective, _ in models}))
+            raise UsageError(f"{name} does not apply to models of {objectives}; these do: {', '.join(possible)}")

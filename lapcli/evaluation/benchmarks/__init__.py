@@ -1,8 +1,8 @@
 """The benchmarks of language models: what each of them declares, and the registry that finds them by name.
 
-A benchmark has a name and label, files and rows, the paper's prompt, and lm-eval's own task. It is one class in one
-file, which imports torch and lm-eval inside functions, never at the top, so that names and labels can be looked up
-without them.
+A benchmark has a name, files and rows, the paper's prompt, and lm-eval's own task. It is one class in one
+file, which imports torch and lm-eval inside functions, never at the top, so that names can be looked up without
+them.
 
 The rows are on the hub or in a local folder. `--data DIR` is a folder that holds the benchmarks' folders (`DIR/arc`,
 `DIR/mmlu` ...) with the hub's files, or one of these; a benchmark that is missing there is an error, never another
@@ -67,7 +67,6 @@ class Benchmark:
     """
 
     name: str
-    label: str  # in tables and figures
     needs: frozenset[str] = frozenset({LANGUAGE})  # of a model
     repository: str  # on the hub
     config: str  # folder of its files there

@@ -30,7 +30,7 @@ METRIC = "bits_per_byte"
 
 
 class BitsPerByte(Benchmark):
-    name = label = "bpb"
+    name = "bpb"
 
     def check(self, gives: frozenset[str], data: Path | None) -> None:
         if data is None and HELD_OUT_TEXT not in gives:

@@ -59,8 +59,8 @@ def choices_prompt(form: str, question: str, choices: Sequence[str], labels: Seq
 class Arc(Choices):
     repository, folder = "allenai/ai2_arc", "arc"
 
-    def __init__(self, label: str) -> None:
-        self.name, self.label, self.config = label.lower().replace("-", "_"), label, label
+    def __init__(self, config: str) -> None:
+        self.name, self.config = config.lower().replace("-", "_"), config
         self.lm_eval_file = f"arc/{self.name}.yaml"
 
     def read_row(self, row: Any) -> Document:
@@ -74,7 +74,6 @@ class Arc(Choices):
 
 class Mmlu(Choices):
     name = folder = "mmlu"
-    label = "MMLU"
     repository, config = "cais/mmlu", "all"
     lm_eval_splits = ("test", "dev")
 

@@ -31,7 +31,6 @@ _BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
 
 class HumanEval(Benchmark):
     name = folder = "humaneval"
-    label = "HumanEval"
     repository, config = "openai/openai_humaneval", "openai_humaneval"
     official = ("HumanEval.jsonl.gz", "HumanEval.jsonl")
     lm_eval_file = "humaneval/humaneval.yaml"

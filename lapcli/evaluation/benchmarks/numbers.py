@@ -49,7 +49,6 @@ class Gsm8k(Benchmark):
     """Documents have `question`, `answer` and `number`."""
 
     name = folder = "gsm8k"
-    label = "GSM8K"
     repository, config = "openai/gsm8k", "main"
     official = ("{split}.jsonl",)
     lm_eval_file = "gsm8k/gsm8k.yaml"
@@ -70,7 +69,7 @@ class Gsm8k(Benchmark):
 
 
 class Spelling(Gsm8k):
-    name = folder = label = "spelling"
+    name = folder = "spelling"
     needs = frozenset({LANGUAGE, CHAT})
 
     def documents(self, split: str, data: Path | None) -> Documents:

@@ -29,7 +29,6 @@ class SumsText(DocumentSource):
 
 class SumsBenchmark(Benchmark):
     name = "sums"
-    label = "Sums of two digits"
 
     def documents(self, split: str, data: Path | None) -> Documents:
         documents = [{"a": a, "b": b} for a, b in QUESTIONS]
