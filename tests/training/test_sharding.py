@@ -95,7 +95,7 @@ def _join(rank: int, size: int, folder: str) -> World:
 
 def _toy_steps(rank: int, size: int, folder: str) -> None:
     world, found = _join(rank, size, folder), {}
-    plugins._added["optimizer"] = {"sgd": (SGD(), plugins.Origin("test", "1"))}
+    plugins._added["optimizer"] = {"sgd": (SGD(), "test")}
     recipe = tiny_recipe(Path(folder) / "none.txt", optimizer={"clip": 0.5})
     for shard in ("gradients", "weights"):
         for micro_batch in (12 // size, 12 // size // 2):  # without and with accumulation
