@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 SINK_QUANTITIES = {
     "to_first": "mean attention\nto the first token",
     "to_self": "mean attention\nto the token itself",
-    "cosine_with_value": "cosine of attention's output\nwith the own value",
+    "cosine_with_value": "cosine of attention's\noutput and the value",
 }
 NUMBERS_AT_ONCE = 1 << 24  # elements of a block of rows of P
 

@@ -80,8 +80,8 @@ class Spectrum(Measurement):
             left.set_xscale("log")
         left.set_xlabel("rank of the eigenvalue")
         over = "seeds" if any(len(line.runs) > 1 for line in lines) else "sequences"
-        band = f"\n(band: one standard deviation over {over})" if len(lines) <= 3 else ""
-        left.set_ylabel(f"eigenvalue, mean over sequences{band}")
+        band = f"\n(band: ± 1 SD over {over})" if len(lines) <= 3 else ""
+        left.set_ylabel(f"mean eigenvalue{band}")
         handles, names = left.get_legend_handles_labels()
         title = legend_title(runs).replace("\n", " ")
         figure.legend(handles, names, title=title, loc="outside lower center", ncols=min(3, len(lines)))
