@@ -175,7 +175,7 @@ def test_a_run_that_diverges_is_said_and_not_averaged(tmp_path):
         ({"tune": {"over": {"optimizer.lr": [0.1, 0.2]}, "on": ["c"]}}, "held out"),
         ({"outcome": "validation_top1"}, "validation_bits_per_byte"),
         ({"arms": {"plain": {}, "odd": {"model.hats": 1}}}, "hats"),
-        ({"rungs": {**FILE["rungs"], "b": {"model.width": 15}}}, "15"),
+        ({"rungs": {**FILE["rungs"], "b": {"model.width": 15}}}, "heads 4"),
     ],
 )
 def test_what_a_file_gets_wrong_is_named_with_its_line(changes, words, tmp_path, capsys):

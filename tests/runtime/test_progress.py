@@ -23,7 +23,7 @@ def test_the_time_left_is_told_after_five_steps(monkeypatch, first, on_terminal)
     with StepProgress(console, first, first + 10, "tokens") as bar:
         for taken in range(1, 11):
             now += 100 if taken == 1 else 2
-            bar.step(first + taken, 1.0, 0.1, None, None)
+            bar.step(first + taken, 1.0, 0.1, None)
             shown.append(bar._bar.tasks[0].description if on_terminal else console.file.getvalue().splitlines()[-1])
     assert ["left" in text for text in shown] == [taken >= 5 for taken in range(1, 11)]
     assert [text.split()[-2] for text in shown[4:]] == ["10s", "8s", "6s", "4s", "2s", "0s"]
