@@ -160,7 +160,7 @@ def test_unit_and_direction_are_those_of_the_numbers(capsys, tmp_path):
         (["--paper", "table1", "--columns", "top1"], "--columns"),
     ],
 )
-def test_wrong_usage(capsys, runs, arguments, named):
+def test_usage_errors(capsys, runs, arguments, named):
     code, out, err = report(capsys, runs, *arguments)
     assert (code, out) == (2, "")
     assert named in err
