@@ -14,7 +14,7 @@ _API = ("laplacianize", "load", "results", "train")
 
 
 def __getattr__(name: str) -> Any:
-    """The functions of lapcli/api.py, imported when they are asked for: torch and timm take seconds."""
+    """The functions of lapcli/api.py, imported on first access: torch and timm take seconds."""
     if name in _API:
         from lapcli import api
 

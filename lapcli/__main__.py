@@ -1,4 +1,4 @@
-"""`python -m lapcli` is `lap`; torchrun starts its workers so."""
+"""`python -m lapcli` is `lap`; torchrun starts its workers this way."""
 
 import signal
 

@@ -143,7 +143,7 @@ def train(
 ) -> OpenRun:
     """Train a recipe in this process, as `lap train` does; `changes` replaces keys such as `train.steps`.
 
-    The same call resumes an unfinished run, and returns a finished one as it is.
+    The same call resumes an unfinished run, and returns a finished run unchanged.
     """
     path = find_recipe(recipe)
     overrides: Sequence[str] = [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()]

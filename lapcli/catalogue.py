@@ -1,6 +1,6 @@
-"""What `lap runs` does: lists, compares, watches, renames, prunes and removes runs.
+"""The functions of `lap runs`: list, compare, watch, rename, prune and remove runs.
 
-Renaming and removing hold the lock of the run, so that a run that is being trained is not touched. A folder is renamed
+Renaming and removing hold the lock of the run, so that a run in training is not touched. A folder is renamed
 to a hidden name before it is removed: a kill in between leaves nothing that looks like a run or a checkpoint.
 """
 
@@ -73,7 +73,7 @@ def summary_of(run: Run) -> dict[str, Any]:
         "bytes": size_of(run.path),
         "objective": run.recipe.objective,
         "plan": plan_of(run),
-        # While a run trains, its metrics are ahead of its last save.
+        # During training, the metrics are ahead of the last save.
         "step": max(step, last_step_metrics(run.metrics).get("step", 0)) if run.status == "running" else step,
         "steps": run.info.get("steps"),
         "best": best_validation(run),
@@ -91,7 +91,7 @@ def plan_of(run: Run) -> str | None:
 
 
 def best_validation(run: Run, among: Sequence[int] | None = None) -> dict[str, Any] | None:
-    """Return metric, value and step of the run's best validation, the first of equals; `among`: of these steps only.
+    """Return metric, value and step of the run's best validation, the first among equals; `among`: of these steps only.
 
     The metric is the first of the recipe's where higher is better, else its last: top-1, k-NN, bits per byte.
     """
@@ -102,7 +102,7 @@ def best_validation(run: Run, among: Sequence[int] | None = None) -> dict[str, A
     directions = {name: direction for name, (_, direction) in run.recipe.metrics.items()}
     known = [name for name in directions if any(name in line for line in lines)]
     metric = next((name for name in known if directions[name] == "higher"), known[-1] if known else None)
-    # Step 0 is the validation before training: not a result of it, even where it is the best.
+    # Step 0 is the validation before training: not a result, even if it is the best.
     values = {line["step"]: float(line[metric]) for line in lines if metric in line and line["step"] > 0}
     steps = sorted(values if among is None else values.keys() & set(among))
     if metric is None or not steps:
@@ -220,7 +220,7 @@ def dependent_runs(path: Path) -> list[str]:
 
 
 def refuse_running(paths: Sequence[Path]) -> None:
-    """Raise if any run is being trained, before any of them is touched."""
+    """Raise if any run is in training, before any is changed."""
     for path in paths:
         with locked(path):
             pass
@@ -284,7 +284,7 @@ class WatchedRun:
 
 
 def chosen_runs(runs_dir: Path, names: Sequence[str], metric: str) -> list[Path]:
-    """Return the named runs, else those that are being trained, else the newest; UsageError if none has the metric."""
+    """Return the named runs, else those in training, else the newest; UsageError if no run has the metric."""
     listed = [] if names else list_runs(runs_dir)
     if not names and not listed:
         raise UsageError(f"there are no runs in {runs_dir} to watch; train one, or see --runs-dir")
@@ -302,17 +302,17 @@ def read_watched_run(path: Path, metric: str) -> WatchedRun:
     info = read_info(path)
     lines = read_metrics(path / METRICS)
     values: dict[str, float] = {}
-    # A step and its validation are lines of their own, and the last validation may lie any number of lines back.
+    # A step and its validation are lines of their own, and the last validation may be any number of lines back.
     for line in lines:
         values |= {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
-    # A loss that is not finite has no place on an axis.
+    # A non-finite loss cannot be drawn.
     curve = [(line["step"], float(line[metric])) for line in lines if metric in line and math.isfinite(line[metric])]
     step = max([int(info.get("step") or 0), *(line["step"] for line in lines[-1:])])
     return WatchedRun(path, status_of(path, info), step, info.get("steps"), values, curve)
 
 
 def screen(seen: Sequence[WatchedRun], metric: str) -> str:
-    """Return a picture, unless there are too many runs for one, and a line of text for each run."""
+    """Return a plot, unless there are too many runs, and a line of text for each run."""
     width, height = shutil.get_terminal_size()
     is_drawn = len(seen) <= len(LETTERS)
     letters = [f"{letter}  " if is_drawn and len(seen) > 1 else "" for letter in LETTERS.ljust(len(seen))]

@@ -1,15 +1,15 @@
 """Checkpoints: `checkpoints/step-000500/` with weights, optimizer state and `state.json`.
 
-One process writes `model.safetensors` and `optimizer.safetensors`. Of several, each writes its part of the tensors into
-the folders `model/` and `optimizer/`, through torch's distributed checkpoint. Any number of processes reads either.
+One process writes `model.safetensors` and `optimizer.safetensors`. With several processes, each writes its part of the
+tensors into the folders `model/` and `optimizer/`, through torch's distributed checkpoint. Any number can read both.
 
 A checkpoint is written to a temporary folder, flushed, then renamed, so that it exists completely or not at all.
-`state.json`, written last, has the sha256 of the other files; a damaged checkpoint is reported and the one before it is
-used. The files are only safetensors and JSON, so that loading somebody's checkpoint cannot run code.
+`state.json`, written last, has the sha256 of the other files; a damaged checkpoint is reported and the previous one is
+used. The files are only safetensors and JSON, so that loading a foreign checkpoint cannot run code.
 
-A hash shows that a file is what was saved, not that it fits: an optimizer moment of another shape would let a fused
+A hash shows that a file is unchanged, not that it fits: an optimizer moment of another shape would let a fused
 kernel access memory out of bounds, integers would be cast silently, and one NaN would spread through the training. So
-everything that is loaded into a model or an optimizer is checked before the first tensor is used: names, shapes, dtypes
+everything loaded into a model or an optimizer is checked before the first tensor is used: names, shapes, dtypes
 and values, and an error names the tensor. A tensor must have the expected dtype, or both are among float32, bfloat16
 and float16; then it is converted.
 """
@@ -83,10 +83,10 @@ class Checkpoint:
 
 
 class Saver:
-    """Saves the checkpoints of a run, one at a time; in the background it writes a copy during the training."""
+    """Saves the checkpoints of a run, one at a time; in the background it writes a copy during training."""
 
     def __init__(self, world: World) -> None:
-        # A group of its own: the training uses the other one at the same moment. Parts are written from the CPU.
+        # A separate group: training uses the default group at the same time. Parts are written from the CPU.
         group = dist.new_group(backend="gloo", timeout=world.timeout) if world.size > 1 else None
         self._world = dataclasses.replace(world, group=group)
         self._thread = ThreadPoolExecutor(1, "save")
@@ -114,7 +114,7 @@ class Saver:
         return None if pending is None else pending.result()
 
     def close(self) -> None:
-        """Wait for the last save, also after a failed training: the next start must not find its files."""
+        """Wait for the last save, even if training failed: the next start must not find its files."""
         self._thread.shutdown()
 
 
@@ -131,7 +131,7 @@ def save(
 ) -> Checkpoint:
     """Write a checkpoint, every rank its part, then remove all but the newest `keep` and the one of step `best`.
 
-    Tensors that are not finite are not saved: they could not be loaded again, and would displace a good checkpoint.
+    Non-finite tensors are not saved: they could not be loaded again, and would replace a good checkpoint.
     """
     world = world or World(0, 1, torch.device("cpu"))
     final, temporary = folder / f"step-{step:06d}", folder / f".writing-step-{step:06d}"
@@ -212,7 +212,7 @@ def _last_good(folder: Path, step: int) -> str:
 def prune(folder: Path, step: int, keep: int, best: int | None = None) -> None:
     """Remove all but the newest `keep` up to the run's `step` and the one of step `best`.
 
-    Later ones are damaged, since the run was resumed before them: they must not count as the newest.
+    Later checkpoints are damaged, since the run resumed from an earlier one: they must not count as the newest.
     """
     reached = [saved for saved in steps_in(folder) if saved <= step]
     for old in reached[:-keep]:  # `keep` is at least 1: with 0 the slice would be empty and keep all
@@ -229,7 +229,7 @@ def _sort_metadata(path: Path) -> None:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
-        # As compact as safetensors writes it: a longer header would overwrite the first tensors.
+        # Compact, as written by safetensors: a longer header would overwrite the first tensors.
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         file.seek(8)
         file.write(text.ljust(size))  # of the same size, because the tensors follow; the format allows spaces
@@ -273,7 +273,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def chosen_by_rank_0(folder: Path, step: int, sha256: str) -> Checkpoint:
-    """Read the checkpoint that rank 0 resumes from; DataError if this rank sees another one, as on another machine."""
+    """Read the checkpoint that rank 0 resumes from; DataError if this rank sees a different one."""
     shared = "all machines need the same --runs-dir on a shared file system"
     try:
         found = read(folder / f"step-{step:06d}")
@@ -291,7 +291,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def load_weights(path: Path, model: nn.Module, laplacian_heads: str) -> None:
-    """Load weights whose head plan is the model's: those of another plan have the same shapes, but another meaning."""
+    """Load weights with the model's head plan: other plans have the same shapes but another meaning."""
     saved = read_metadata(path).get("laplacian_heads", "(not in its metadata)")
     if saved != laplacian_heads:
         raise DataError(
@@ -324,7 +324,7 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_metadata(path: Path, remedy: str = REMEDY) -> dict[str, str]:
-    """Read the metadata of weights: of parts it is in the checkpoint's state."""
+    """Read the metadata of weights: for parts it is in the checkpoint's state."""
     try:
         if path.is_dir():
             return dict(json.loads((path.parent / STATE).read_bytes())["weights"])
@@ -359,7 +359,7 @@ def _declared(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_parts(folder: Path, targets: dict[str, Tensor]) -> None:
-    """Read the values, of sharded targets only those of this rank. Not a collective."""
+    """Read the values, for sharded targets only this rank's. Not a collective."""
     try:
         with warnings.catch_warnings(category=UserWarning, action="ignore"):  # that one process reads alone is meant
             dcp.load(targets, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)

@@ -61,7 +61,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 
 class CommandsInSections(TyperGroup):
-    """Lists the commands by what a user wants to do, each with its whole first sentence."""
+    """Lists the commands by purpose, each with its complete first sentence."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return [name for names in SECTIONS.values() for name in names]
@@ -111,8 +111,8 @@ for _section in SECTIONS.values():
             app.command(_name, epilog=_module.EXAMPLES)(_command)
 
 
-#: New objects until Python's garbage collector looks for cycles. Imports create a million objects that stay, and
-#: collecting every 700 takes a seventh of the start; a training step leaves no cycles at all.
+#: Number of new objects before Python's garbage collector looks for cycles. Imports create a million permanent objects, and
+#: collecting after every 700 takes a seventh of the start; a training step leaves no cycles at all.
 COLLECT_EVERY = 50_000
 
 
@@ -159,7 +159,7 @@ def _run() -> int:
 
 
 def _print_usage_error(error: Any) -> int:
-    """Print Typer's message about words that it does not know, and for a command with a recipe how to change a key."""
+    """Print Typer's message about unknown words and, for a command with a recipe, how to change a key."""
     error.show()
     parameters = {parameter.name for parameter in error.ctx.command.params} if getattr(error, "ctx", None) else set()
     if hasattr(error, "possibilities") and {"recipe", "set_"} <= parameters:  # an unknown option
@@ -170,7 +170,7 @@ def _print_usage_error(error: Any) -> int:
 def _said_elsewhere(error: LapError) -> bool:
     """Return whether rank 0 prints this error too: ranks refuse and stop together, and one message is enough.
 
-    Of a lost rank the launcher prints what it knows.
+    The launcher reports a lost rank.
     """
     if error.exit_code == ExitCode.LOST_PEER:
         return launcher() is not None

@@ -16,7 +16,7 @@ A row has its unit, direction and conditions with it, so that no reader has to g
     versions, command
 
 Rows are only added. A measurement that is repeated under the same conditions on the same weights replaces the earlier
-one in the frame; one with any other condition is another number, and the two are never averaged.
+one in the frame; a row with any other condition is another number, and the two are never averaged.
 """
 
 import fnmatch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 RESULTS = "results.jsonl"
 _ASIDE = re.compile(r".*\.old-\d+")  # runs that `--fresh` moved aside
 Direction = Literal["higher", "lower"]
-#: What has to be equal for two rows to be one measurement.
+#: Columns that must agree for two rows to be the same measurement.
 IDENTITY = (
     *("run", "task", "metric", "layer", "limit", "split", "protocol", "conditions"),
     *("step", "weights_sha256", "data_sha256"),
@@ -120,7 +120,7 @@ def find_paths(names: Sequence[str], runs_dir: Path) -> list[Path]:
 def results(runs: Sequence[str | Path] | str | Path = (), runs_dir: Path | None = None) -> "DataFrame":
     """Read the results of runs by name, folder or pattern; by default of all runs.
 
-    One row a number, in the columns above, and `checkpoint`: `last` and `best` for the weights that a finished run
+    One row per number, in the columns above, and `checkpoint`: `last` and `best` for the weights that a finished run
     ended with and its best ones, else the step.
     """
     import pandas

@@ -2,7 +2,7 @@
 
 A run is never overwritten. The same command resumes an unfinished run, reports a finished one, and refuses one whose
 recipe differs in a key that changes the result; `--fresh` renames the old run to `NAME.old-1` first. `run.json` holds
-the resolved recipe and is what every command reads; `recipe.yaml` is a copy for people, and editing it changes nothing.
+the resolved recipe and is what every command reads; `recipe.yaml` is a copy for people, and editing it has no effect.
 """
 
 import fcntl
@@ -113,7 +113,7 @@ def open_run(
 ) -> Run:
     """Open the run of that name to train it, locked by this process unless it is finished.
 
-    `fresh` moves an existing run aside. `say` gets one line for each thing that a user should know about the resume.
+    `fresh` moves an existing run aside. `say` receives each line that a user should know about the resume.
     """
     check_name(name)
     path = runs_dir / name
@@ -124,7 +124,7 @@ def open_run(
             return finished  # without a lock: it is only read
     lock = _claim(path)
     try:
-        # Read after the lock was taken: another process may have trained it until then.
+        # Read after taking the lock: another process may have trained it until then.
         run = read_run(path) if (path / INFO).is_file() else None
         if run is None or is_untrained(run):  # after a typo in --data, say: there is nothing to lose
             run = _create(path, recipe)
@@ -197,7 +197,7 @@ def _move_aside(path: Path) -> Path:
 
 
 def discard_untrained(run: Run) -> None:
-    """Remove a run that this process created and that never took a step, with the lock."""
+    """Remove a run that this process created and that has no steps, with the lock."""
     if run.lock is not None and run.path.is_dir() and is_untrained(run):
         shutil.rmtree(run.path, ignore_errors=True)
     unlock(run)
@@ -273,7 +273,7 @@ def status_of(path: Path, info: dict[str, Any]) -> str:
         return str(info.get("status"))
     try:
         with (path / LOCK).open("rb") as file:
-            # Shared, so that two readers who look at the same moment do not take each other for the holder.
+            # Shared, so that two simultaneous readers do not take each other for the holder.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         pass

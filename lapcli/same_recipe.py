@@ -1,8 +1,8 @@
-"""What "the same recipe" means: for averages over seeds and for the comparison with the paper.
+"""Equality of recipes: for averages over seeds and for the comparison with the paper.
 
-Two runs have the same recipe if they agree in every key but the seed, names, and the keys that a resume may change
+Two runs have the same recipe if they agree in every key except the seed, names, and keys that a resume may change
 (`runs.FREE_KEYS`). A stage of chat training is compared with all stages before it. Against the paper, the Laplacian
-heads and the drop paths of its grid are free too, and data is recognised by what it is instead of where it lies.
+heads and the drop paths of its grid are free too, and data is recognised by its content instead of its location.
 """
 
 import re
@@ -19,7 +19,7 @@ from lapcli.runs import FREE_KEYS, INFO, Run, read_run
 
 HEADS, OPERATORS, DROP_PATH = "model.laplacian_heads", "model.operators", "model.drop_path"
 DROP_PATHS = (0.1, 0.3, 0.4)  # the paper's, of image classification
-#: Data sets of the paper: what their source is called, or their number of classes and some of the classes' names.
+#: Data sets of the paper: names of their sources, or the number of classes and some class names.
 _DATA_SETS: dict[str, tuple[str, int | None, set[str]]] = {
     "CIFAR10": (r"cifar-?10(?!0)", 10, {"airplane", "frog"}),
     "CIFAR100": (r"cifar-?100", 100, {"aquarium_fish", "willow_tree"}),
@@ -73,7 +73,7 @@ def whole_recipe(run: Run) -> WholeRecipe:
     name = given.source.removeprefix(RUN).partition("@")[0]
     before = run.path.parent / name if (run.path.parent / name / INFO).is_file() else Path(name)
     if not (before / INFO).is_file():
-        # The name stands for the unknown seeds, and keeps stages of different starts apart.
+        # The name replaces the unknown seeds and distinguishes stages with different starts.
         return WholeRecipe(keys, (Path(name).name.replace("+", "-"), seed), {}, name)
     earlier = whole_recipe(read_run(before))
     return WholeRecipe({**keys, **_as_start(earlier.keys)}, (*earlier.seeds, seed), earlier.first, earlier.missing)
@@ -102,7 +102,7 @@ def data_set_of(keys: Mapping[str, Any], info: Mapping[str, Any]) -> str | None:
 
 
 def paper_differences(run: Run) -> list[Difference] | None:
-    """Return where the run's recipe is not the nearest one of the paper; None if the paper has none of this kind."""
+    """Return the differences from the paper's nearest recipe; None if the paper has none of this kind."""
     name = run.recipe.paper_recipe()
     if name is None:
         return None
@@ -131,7 +131,7 @@ def paper_differences(run: Run) -> list[Difference] | None:
 
 @cache
 def _paper_keys(name: str, stage: str | None) -> dict[str, Any]:
-    """Return the compared keys of a shipped recipe; of a chat recipe those of the stage and of all before it."""
+    """Return the compared keys of a shipped recipe; for a chat recipe those of the stage and all earlier stages."""
     loaded: Any = load_recipe(find_recipe(name))
     if not isinstance(loaded, ChatRecipe):
         return compared_keys(loaded)

@@ -2,7 +2,7 @@
 
 `metrics.jsonl` is the source of truth; a tracker may fail, and `lap runs track` replays the run into it. A resumed run
 computes the steps after its checkpoint again, with the same values: TensorBoard replaces them, W&B's server ignores
-those that it has. The packages of trackers are extras, imported on use.
+known steps. The packages of trackers are extras, imported on use.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class TensorBoard:
     def __init__(self, run: Run, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Readers drop what earlier sessions wrote of the steps from `purge_step` on.
+        # Readers drop entries of earlier sessions from `purge_step` on.
         self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=first_step, flush_secs=5)
         # The text panel renders Markdown; a fence keeps the indentation of YAML.
         self._writer.add_text("recipe", f"```\n{recipe_to_yaml(run.recipe)}\n```", first_step)
@@ -70,7 +70,7 @@ class HostedRun:
 
 
 def _wandb(run: Run, known: dict[str, Any]) -> Any:
-    # Nothing but the run's own numbers leaves the machine: no error reports, no source code, no git remote.
+    # Only the run's own numbers leave the machine: no error reports, no source code, no git remote.
     for variable in ("WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE", "WANDB_SILENT"):
         os.environ.setdefault(variable, "true")
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -90,13 +90,13 @@ def _trackio(run: Run, known: dict[str, Any]) -> Any:
         os.environ.pop(variable, None)
     import trackio
 
-    # A part of our id tells runs of one name apart.
+    # A part of our id distinguishes runs with the same name.
     name = f"{run.name}-{run_id(run)[:8]}"
     return trackio.init(project="lap", name=name, embed=False, auto_log_gpu=False, auto_log_cpu=False, **known)
 
 
 def open_tracker(name: str, run: Run, first_step: int) -> Tracker:
-    """Open a tracker for the steps from `first_step` on; TensorBoard replaces what it has of them."""
+    """Open a tracker for the steps from `first_step` on; TensorBoard replaces existing entries of these steps."""
     return TensorBoard(run, first_step) if name == "tensorboard" else HostedRun(name, run)
 
 
@@ -169,7 +169,7 @@ class LiveTracking:
         folder, step = file.parent, line["step"]
         if folder not in self._trackers:
             self._end()  # a stage of `lap sft` begins when the one before has finished
-            # A resumed run may begin with a validation that it missed, of a step whose loss has been sent.
+            # A resumed run may begin with a missed validation of a step whose loss has already been sent.
             first = step if step == 0 or "loss" in line else step + 1
             self._trackers[folder] = [_Background(name, folder, first, self._warn) for name in self._names]
         for tracker in self._trackers[folder]:
@@ -209,7 +209,7 @@ def tagged(line: Mapping[str, Any]) -> dict[str, float]:
 
 def run_id(run: Run) -> str:
     """Return an id made from recipe, seed and time of creation, which a renamed run keeps."""
-    # W&B never gives a deleted id free again, so a run that is trained anew needs another: `created` makes it so.
+    # W&B never reuses a deleted id, so a retrained run needs a new id: it depends on `created`.
     text = f"{run.info.get('recipe_sha256')} {run.info.get('seed')} {run.info.get('created')}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -1,4 +1,4 @@
-"""Tiny models for the tests of the analyses, every weight drawn: where outputs are zero, heads would add nothing."""
+"""Tiny models for the tests of the analyses, with all weights random: zero-initialised outputs would hide the heads."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +43,7 @@ def vit(laplacian_heads, name="deit3_base_patch16_224", **options: Any):
 
 
 class _Feed:
-    """Takes listeners as a capture does; the test passes them what it likes."""
+    """Accepts listeners like a capture; the test feeds them directly."""
 
     def __init__(self):
         self.listeners = []
@@ -67,7 +67,7 @@ def of_tokens(kind, parts, **examples):
 
 
 def measured(kind, model, inputs):
-    """The results of a measurement in each layer of a model, over its inputs one by one."""
+    """A measurement's results in each layer of a model, one input at a time."""
     anatomy = anatomy_of(model)
     measurement, capture = (
         kind(SimpleNamespace(anatomy=anatomy, plan=anatomy.plan), Settings(layer="all")),
@@ -79,9 +79,9 @@ def measured(kind, model, inputs):
 
 
 class WithoutFloat64(torch.Tensor):
-    """Stands for a tensor on an Apple GPU: what is computed from it is there too, and float64 is refused until `cpu`.
+    """Imitates a tensor on an Apple GPU: results stay there too, and float64 is refused before `cpu()`.
 
-    Its device is the CPU all the same, so that `has_float64` has to be told.
+    Its device is still the CPU, so `has_float64` has to be patched.
     """
 
     @classmethod
@@ -95,7 +95,7 @@ class WithoutFloat64(torch.Tensor):
 
 
 def on_a_device_without_float64(model, monkeypatch):
-    """Move the parameters of a model there, in place."""
+    """Move a model's parameters there, in place."""
     monkeypatch.setattr("lapcli.measures.tokens.has_float64", lambda device: False)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

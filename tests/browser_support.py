@@ -1,4 +1,4 @@
-"""A page in headless Chromium, asked over its debugging pipe: what it logged, what it fetched, and where things are."""
+"""A page in headless Chromium, controlled over the debugging pipe: its log, its requests, and its layout."""
 
 import contextlib
 import json

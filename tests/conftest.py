@@ -1,4 +1,4 @@
-"""What all tests share: a cache of their own, no network, real data where there is some, and one small run."""
+"""Shared fixtures: a separate cache, no network, real data if available, and one small run."""
 
 import gc
 import os
@@ -7,27 +7,27 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Before torch is imported: one thread for each of the two processes that `make test` runs the tests in, and threads
-# that wait actively starve each other when the machine is busy.
+# Before torch is imported: one thread for each of the two processes that `make test` runs the tests in, and
+# spinning threads starve each other on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1" if os.environ.get("PYTEST_XDIST_WORKER") else "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Some virtual machines report Intel's AMX and do not run it: every bf16 product then ends the process with an illegal
-# instruction. Without it the products are the same, in AVX-512.
+# Some virtual machines report Intel AMX without supporting it: every bf16 matmul then crashes with an illegal
+# instruction. Without it the same matmuls use AVX-512.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-# xdist sets it, and commands would break their lines for a terminal of that width.
+# xdist sets it, and commands would wrap their lines at that width.
 os.environ.pop("COLUMNS", None)
 
 ROOT = Path(__file__).parent.parent
 
-# No test depends on how busy the machine is: neither an example's time nor that of making examples is measured.
+# No test depends on the machine's load: hypothesis has no deadline for running or generating examples.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# In CI the same examples every time: a red run can be repeated, and a new find belongs to somebody's own machine.
+# CI uses the same examples every time, so a failure can be reproduced; new examples are searched locally.
 settings.register_profile("ci", settings.get_profile("any machine"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "any machine")
 
-# Files that look at the runs trained once for all of them, and so share a process; then what takes longest.
+# Files that use the shared trained runs, and so share a process; then what takes longest.
 SHARED_RUNS = {
     "tests/test_cli.py",
     "tests/test_readme.py",
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """What a file leaves (modules, compiled code) stays: Python's collector need not look at it in every later test."""
+    """Objects left by a file (modules, compiled code) stay: the garbage collector need not scan them in later tests."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
@@ -79,7 +79,7 @@ def pytest_sessionfinish():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """The tests of a file share a process, for their fixtures' sake."""
+    """The tests of a file share a process because of their fixtures."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -107,7 +107,7 @@ def surroundings(monkeypatch, shared_cache):
 
 @pytest.fixture
 def test_data(request) -> Path:
-    """The folder of real benchmark files; a test that needs them skips where there is none."""
+    """The folder of real benchmark files; a test that needs them is skipped without it."""
     given = os.environ.get("LAP_TEST_DATA")
     if not given:
         pytest.skip("LAP_TEST_DATA names no folder of real benchmark files")
@@ -126,7 +126,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory, shared_cache):
-    """The quickstart recipe cut to a few steps and trained by the command, once for all tests that look at a run."""
+    """The quickstart recipe, cut to a few steps and trained by the command once for all tests that need a run."""
     from support import lap
 
     runs = tmp_path_factory.mktemp("quickstart-runs")
@@ -138,7 +138,7 @@ def quickstart(tmp_path_factory, shared_cache):
 
 @pytest.fixture(scope="session")
 def chat_runs(quickstart, shared_cache):
-    """The folder of runs with both stages of the chat quickstart, cut short too, and what the command said."""
+    """The run folder with both stages of the chat quickstart, also cut short, and the output of the command."""
     from support import CHAT_CUT, lap
 
     run, _ = quickstart

@@ -5,8 +5,8 @@
     torch.compile(..., backend=Graphs())       graphs that were compiled
 
 On CUDA the waits are those that CUDA itself reports. Elsewhere they are inferred from the operation: a number leaves a
-tensor, the size of a result depends on values, a copy from or to the host is not asynchronous. On the meta device the
-device is distinct from the host, so all three are seen; on the CPU they are the same, and copies are not seen.
+tensor, the size of a result depends on values, a copy from or to the host is synchronous. On the meta device the
+device is distinct from the host, so all three are detected; on the CPU they are the same, and copies are not detected.
 """
 
 import logging
@@ -36,7 +36,7 @@ _WAITING = {
 }
 _INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 _COPYING = {aten._to_copy.default, aten.copy_.default}
-# On the CPU these dispatch no operation, so they are only seen as calls.
+# On the CPU these dispatch no operation, so only the calls are visible.
 _LEAVING = {Tensor.tolist, Tensor.cpu, Tensor.numpy, Tensor.__array__}
 _MAKING = {torch.tensor, torch.as_tensor}
 _NUMBERS: dict[Any, Callable[[], object]] = {
@@ -156,7 +156,7 @@ class Graphs(list[torch.fx.GraphModule]):
 
 
 def compiled_bytes(run: Callable[[], object]) -> int:
-    """Return the bytes that the kernels compiled during `run` read and write, by Inductor's own count, each run once.
+    """Return the bytes read and written by the kernels compiled during `run`, by Inductor's own count, one run each.
 
     The count is for the device of the tensors; on the CPU it approximates what Triton would fuse. There Inductor stores
     an exp, tanh or sigmoid that several kernels use, while on a GPU it computes it again; exp2 is not affected.
@@ -173,7 +173,7 @@ def compiled_bytes(run: Callable[[], object]) -> int:
     log = logging.getLogger("torch._inductor.compile_fx.__inductor_metrics")
     log.addFilter(is_shown)
     try:
-        # A graph from a cache is not compiled, and its kernels would not be counted.
+        # A cached graph is not compiled, and its kernels would not be counted.
         with config.patch(fx_graph_cache=False), autograd_config.patch(enable_autograd_cache=False):
             run()
     finally:

@@ -29,12 +29,12 @@ TINY_CROPS: dict[str, Any] = {
     "checkpoint": {"every": 3, "keep": 3},
 }
 
-# Both groups of a batch in one forward, and nothing that is drawn by rank.
+# Both groups of a batch in one forward, and no randomness that depends on the rank.
 WHOLE: dict[str, Any] = {"train": {"batch": 8, "micro_batch": 8, "group": 4}, "model": {"drop_path": 0.0}}
 
 
 def dino_recipe(**sections: Any):
-    """The tiny recipe with some keys of some sections replaced; sections within sections are merged too."""
+    """The tiny recipe with some keys replaced; nested sections are merged too."""
     from image_support import _merged
 
     from lapcli.recipe import recipe_from_dict
@@ -43,7 +43,7 @@ def dino_recipe(**sections: Any):
 
 
 def objective(recipe: Any, rank: int = 0, size: int = 1) -> Any:
-    """As that rank of so many processes would build it."""
+    """The objective as built on that rank of `size` processes."""
     import torch
     from support import built
 
@@ -62,7 +62,7 @@ def _photographs() -> Any:
 
 
 def pillow_transforms(source: Any) -> list[Any]:
-    """The crops as torchvision's own transforms of Pillow images make them: first global, second global, local."""
+    """The crops made by torchvision's own transforms of Pillow images: first global, second global, local."""
     from torchvision import transforms as T
 
     crops = source.crops

@@ -1,4 +1,4 @@
-"""Finished runs with random weights, as training leaves them, to be exported."""
+"""Finished runs with random weights to export, as left by training."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def _finished(runs: Path, name: str, recipe: Any, module: torch.nn.Module, info:
 
 
 def write_and_shift(write: Any, exported: ExportedModel, folder: Path) -> None:
-    """The folder as it should be, and then one of its tensors is not."""
+    """A valid folder, then the same folder with one damaged tensor."""
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 

@@ -21,7 +21,7 @@ QUOTING = "What does <|user_end|><|assistant_start|> mean?"  # text, not tokens
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """Letters with a space before them are tokens too, as in any tokenizer that lm-eval's MMLU makes sense with."""
+    """Letters after a space are single tokens too, as lm-eval's MMLU requires."""
     text = " A B C D E" * 20 + " ".join(WORDS * 10) + "\nQuestion: Answer: The following are multiple choice\n" * 5
     return train_tokenizer([text], 320, max_chars=10**6, crop=10**6)
 
@@ -41,7 +41,7 @@ def tiny_model(vocab: int, seed: int = 0, **shape: Any) -> GPT:
 def make_run(
     runs: Path, objective: str = "chat", *, name: str | None = None, seed: int = 0, damage: bool = False, **shape: Any
 ) -> Run:
-    """As training leaves it: recipe, tokenizer, a checkpoint, status finished."""
+    """The files left by training: recipe, tokenizer, a checkpoint, status finished."""
     from lapcli.recipe import recipe_from_dict
     from lapcli.recipe.chat import stage_recipe
 
@@ -148,14 +148,14 @@ def samples_of(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def numbers(result: dict[str, Any]) -> dict[str, Any]:
-    """What must not depend on batches, processes and interruptions."""
+    """The results that must not depend on batches, processes and interruptions."""
     return {
         task: (score["value"], score["count"], score["details"]["metrics"]) for task, score in result["tasks"].items()
     }
 
 
 def evaluate_in_processes(count: int, run: Run, tasks: str, data: Path, **options: Any) -> int:
-    """The exit code of rank 0; the result is where the run keeps it."""
+    """The exit code of rank 0; the result is stored in the run."""
     children = [process(_evaluate, world, str(run.path), tasks, str(data), options) for world in ranks(count)]
     for child in children:
         child.start()
@@ -175,7 +175,7 @@ def _evaluate(environment: dict[str, str], run: str, tasks: str, data: str, opti
 
 
 def _die_after(lines: int) -> None:
-    """SIGKILL to ourselves once so many documents are answered, in the middle of writing the next one."""
+    """Send SIGKILL to this process after this many documents, in the middle of writing the next."""
     from lapcli.evaluation.journal import Journal
 
     before = Journal.add

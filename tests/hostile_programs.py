@@ -1,13 +1,13 @@
-"""Programs that mean harm, and the canaries that tell whether they did any.
+"""Hostile programs, and the canaries that detect any harm.
 
-A program defines `attack()`, which is called by tests that it cannot see. It knows, as globals, where the canaries are:
+A program defines `attack()`, which hidden tests call. Its globals give the locations of the canaries:
 
-    SECRET   a file that it must not read, empty or replace     FOLDER   where that file is, and where none may appear
-    VICTIM   a process that must stay alive and unchanged       PORT     where somebody listens on the loopback device
+    SECRET a file that it must not read, empty or replace     FOLDER   its folder, where no new file may appear
+    VICTIM   a process that must stay alive and unchanged       PORT a listener's port on the loopback device
     ABSTRACT an abstract Unix socket of the same listener       ENV      a variable of our environment
 
-By default `attack()` returns True, or the secret, if it had its way, and the tests then say "passed": so a pass is an
-escape. `control` marks those that can be seen to have their way in the unsafe mode, which shows that they are real.
+By default `attack()` returns True, or the secret, if it succeeded, and the tests then report "passed": a pass is an
+escape. `control` marks attacks that succeed in the unsafe mode, which shows that they are real.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Attack:
 
 
 class Canaries:
-    """A file, a process and a listener. `harm` says what became of them."""
+    """A file, a process and a listener. `harm` reports their state."""
 
     def __init__(self, folder: Path) -> None:
         self.token = secrets.token_hex(16)
@@ -109,12 +109,12 @@ class Canaries:
 
 
 def run_out(attack: Attack) -> None:
-    """Time for what may still happen after the verdict."""
+    """Time for delayed effects after the verdict."""
     time.sleep(attack.after)
 
 
 def may_trace() -> bool:
-    """Whether the kernel lets a process trace one that is not its child, as it does unless Yama says otherwise."""
+    """Whether the kernel lets a process trace processes other than its children, which Yama can forbid."""
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     return not scope.exists() or scope.read_text().strip() == "0"
 
@@ -124,7 +124,7 @@ import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 """
 
-# How a program finds the socket and speaks on it as the candidate's process does, without being asked.
+# Code with which a program finds the socket and sends messages on it like the candidate's process.
 WIRE = """
 import json, os, stat, struct
 def sockets():

@@ -35,7 +35,7 @@ TINY_IMAGES: dict[str, Any] = {
 
 
 def image_recipe(**sections: Any):
-    """The tiny recipe with some keys of some sections replaced; sections within sections are merged too."""
+    """The tiny recipe with some keys replaced; nested sections are merged too."""
     from lapcli.recipe import recipe_from_dict
 
     return recipe_from_dict(_merged(TINY_IMAGES, sections))
@@ -59,7 +59,7 @@ def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
 
 
 def write_folder(root: Path, parts: dict[str, dict[str, int]]) -> Path:
-    """`{"train": {"cat": 3}}`: three pictures in train/cat."""
+    """`{"train": {"cat": 3}}`: three images in train/cat."""
     seed = 0
     for part, classes in parts.items():
         for name, count in classes.items():

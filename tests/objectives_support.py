@@ -1,4 +1,4 @@
-"""Every objective, tiny, without a run around it."""
+"""A tiny objective of every kind, without a run."""
 
 import functools
 import os
@@ -10,12 +10,12 @@ from support import built
 TEXT = ("language_model", "packed_chat", "padded_chat")
 OBJECTIVES = (*TEXT, "classification", "self_supervised")
 
-# Three layers with none, one and two Laplacian heads, and nothing that is drawn by rank.
+# Three layers with zero, one and two Laplacian heads, and no randomness by rank.
 MODEL: dict[str, Any] = {"layers": 3, "laplacian_heads": "linear(0, 2)"}
 
 
 def build(kind: str, folder: Path, world: Any = None, policy: Any = None, **train: Any) -> Any:
-    """The objective; keys of `train` are the recipe's. Weights are drawn, so that every head and layer matters."""
+    """The objective; `train` takes recipe keys. Weights are random, so that every head and layer matters."""
     import torch
 
     from lapcli.runtime.ranks import World
@@ -114,11 +114,10 @@ UPDATES = 3
 
 
 def updates_of_a_rank(rank: int, size: int, folder: str, result: str, cache: str) -> None:
-    """Three updates of every combination, in one of `size` processes; a micro-step has 8 examples in all.
+    """Three updates of every combination, on one rank of `size` processes; a micro-step has 8 examples in all.
 
-    Saved are losses and norms of the gradient, a hash of the weights that the rank ends with, and of the last update,
-    how many sums over the ranks it took, how often the host waited and how many graphs were compiled (by Dynamo and
-    AOTAutograd, without a compiler of machine code). Then the last rank's loss is made not a number.
+    It saves losses, gradient norms, a hash of the final weights and, for the last update, the counts of
+    all-reduces, host syncs and compiled graphs (Dynamo and AOTAutograd only). Then the last rank's loss is set to NaN.
     """
     import contextlib
     import hashlib

@@ -1,4 +1,4 @@
-"""Backbones that can be worked by hand, and one process of several."""
+"""Backbones whose outputs can be computed by hand, and a simulated rank."""
 
 import torch
 from torch import nn
@@ -47,5 +47,5 @@ class _Unsummed(ForwardSettings):
 
 
 def one_of(rank: int, size: int, batch: int = 50) -> ForwardSettings:
-    """One process of several; what the others would add is left out, for the test to add up."""
+    """One process of several; the contributions of the other ranks are left for the test to add."""
     return _Unsummed(World(rank, size, CPU), batch)

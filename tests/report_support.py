@@ -1,4 +1,4 @@
-"""Run directories made by hand: recipes of real objectives with numbers that the tests choose."""
+"""Run directories made by hand: real recipes with numbers chosen by the tests."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ def write_run(
     scores: dict[str, float] | None = None,
     **told: Any,
 ) -> Path:
-    """A run of `recipes/<recipe>.yaml` with some keys changed; `scores` are what `lap eval` left, as shares."""
+    """A run of `recipes/<recipe>.yaml` with some keys changed; `scores` are `lap eval` results, as fractions."""
     settings = [f"model.laplacian_heads={json.dumps(heads)}", *(change or [])]
     loaded = _recipe(recipe, tuple(settings)).model_copy(update={"seed": seed})
     return write_directory(runs, name, loaded, scores, **told)
@@ -87,7 +87,7 @@ def write_directory(
 
 
 def write_row(path: Path, task: str, metric: str, value: float | None, **told: Any) -> None:
-    """A row of results of the run's last weights, unless they are told otherwise."""
+    """A result row, by default for the run's last weights."""
     info = json.loads((path / "run.json").read_text())
     own = {"step": 100, "weights_sha256": info["weights_sha256"], "data": info["data"]}
     made = row(task, metric, value, **{**own, "data_sha256": info["data_sha256"], "n": None, **told})
@@ -115,22 +115,22 @@ def write_chat_run(runs: Path, name: str, *, heads: int, seed: int, scores: dict
 
 
 def write_analysis(path: Path, what: str, layers: dict[int, dict[str, float]], **told: Any) -> None:
-    """What `lap analyze` found in each layer of a run."""
+    """The values of `lap analyze` in each layer of a run."""
     for layer, values in layers.items():
         for metric, value in values.items():
             write_row(path, what, metric, value, layer=layer, split="validation", n=64, **told)
 
 
 RECIPES = {"CIFAR10": "vitb_cifar10", "CIFAR100": "vitb_cifar100", "ImageNet": "vitb_imagenet"}
-#: Where the paper's ImageNet row must come from: it is not monotone there.
+#: The drop path of the paper's ImageNet row, which is not monotone.
 DROP_PATHS = {"CIFAR10": "0.1", "CIFAR100": "0.1", "ImageNet": "0.4"}
 SEEDS = (0, 1, 2)
 
 
 def write_paper(runs: Path) -> None:
-    """The paper's means and deviations (table 2: standard errors) as three seeds each, and measurements as it says.
+    """The paper's means and deviations (table 2: standard errors) as three seeds each, and its measurements.
 
-    Table 3 and the measurements have no deviation in the paper; here a tenth of a point, and a thousandth.
+    Table 3 and the measurements have no deviation in the paper; here they get a tenth of a point and a thousandth.
     """
 
     def value(numbers, heads, seed, is_error=False):
@@ -165,7 +165,7 @@ def write_paper(runs: Path) -> None:
         for heads in numbers:
             for seed in SEEDS:
                 for rate in ("0.1", "0.3", "0.4"):
-                    # At the other drop paths worse baselines, where k helps.
+                    # The other drop paths have worse baselines, and Laplacian heads help.
                     score = 0.7 + heads / 1000 + (seed - 1) * (1 + heads % 3) / 1e4
                     score = value(numbers, heads, seed) if rate == DROP_PATHS[data_set] else score
                     change = [f"model.drop_path={rate}"]

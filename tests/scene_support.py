@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-#: Label in the file: colour. Label 0 is not labelled.
+#: Label in the file -> colour. Label 0 means unlabelled.
 COLOURS = {0: (0, 0, 0), 1: (230, 40, 40), 2: (40, 210, 50), 3: (40, 60, 220), 150: (230, 220, 40)}
 
 
 def scene(seed: int, size: tuple[int, int] = (24, 16), block: int = 4) -> tuple[Image.Image, np.ndarray]:
-    """A photograph of `size` (width, height) in blocks of one class, and its label map as it stands in a file."""
+    """A photograph of `size` (width, height) in blocks of one class, and its label map as stored in a file."""
     generator = np.random.default_rng(seed)
     rows, columns = -(-size[1] // block), -(-size[0] // block)
     labels = generator.choice(list(COLOURS), size=(rows, columns)).repeat(block, 0).repeat(block, 1)

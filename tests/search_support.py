@@ -25,7 +25,7 @@ QUICK = {"train": {"steps": 12}, "validation": {"every": 4, "prompts": []}, "che
 
 
 class ForkedTrial:
-    """`lap ARGUMENTS` in a fork of this process, which has torch imported and has not used it."""
+    """`lap ARGUMENTS` in a fork of this process, which has imported torch but not used it."""
 
     def __init__(self, arguments: Sequence[str], log: Any, lock: Any, environment: Any) -> None:
         parent = os.getpid()
@@ -83,7 +83,7 @@ def search_of(recipe: Path, runs: Path, **given: Any) -> Search:
 
 
 class SearchProcess:
-    """A search in a process of its own; `log` is what it told."""
+    """A search in a separate process; `log` is its output."""
 
     def __init__(self, recipe: Path, runs: Path, cache: Path, settings: dict[str, Any]) -> None:
         runs.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 """Processes for the tests: the `lap` command, and children that train a tiny recipe and can be killed.
 
-Children come from a fork server that has torch imported, so that one costs a tenth of a second, not four.
+Children come from a fork server that has imported torch, so that each takes 0.1 s instead of 4 s.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ TINY = {
     "checkpoint": {"every": 3, "keep": 3},
 }
 
-#: Seconds after which what should end is taken to hang, on however busy a machine: a guard, never an expectation.
+#: Seconds after which a process counts as hanging, even on a busy machine: a guard, never an expectation.
 HANG = 900.0
 
 #: Whether `--quick` was given (`make check`).
@@ -58,7 +58,7 @@ _context.set_forkserver_preload(
 
 
 def wait_until(what: Callable[[], bool], told: Callable[[], object] = str) -> None:
-    """Until `what()` holds, however busy the machine is; what never comes to that hangs, and `told()` says more."""
+    """Wait until `what()` holds, even on a busy machine; otherwise fail with the output of `told()`."""
     deadline = time.monotonic() + HANG
     while not what():
         if time.monotonic() > deadline:
@@ -67,7 +67,7 @@ def wait_until(what: Callable[[], bool], told: Callable[[], object] = str) -> No
 
 
 class Command:
-    """`lap ARGUMENTS` in a process of its own, as a user would start it, but for the imports that are done already."""
+    """`lap ARGUMENTS` in a separate process, as a user would start it, except that imports are done already."""
 
     def __init__(
         self, arguments: tuple[str, ...], environment: dict[str, str], asked: str = "", pauses: bool = False
@@ -80,7 +80,7 @@ class Command:
         self.child.start()
 
     def wait_for(self, what: Callable[[], bool]) -> None:
-        """Until `what()` holds, while the command runs."""
+        """Wait until `what()` holds, while the command runs."""
 
         def holds() -> bool:
             done = what()
@@ -94,20 +94,20 @@ class Command:
         os.kill(self.child.pid, kind)
 
     def press_ctrl_c(self) -> None:
-        """To the command and all of its group, as a terminal does it; one that has paused goes on with that."""
+        """Signal the command and its process group, as a terminal does; a paused command continues then."""
         assert self.child.pid is not None
         os.killpg(self.child.pid, signal.SIGINT)
         os.killpg(self.child.pid, signal.SIGCONT)
 
     def others(self) -> list[int]:
-        """Processes that the command has started, or has left behind."""
+        """Processes that the command has started or left behind."""
         return [pid for pid in _session(self.child.pid) if pid != self.child.pid]
 
     def wait_for_pause(self) -> None:
         self.wait_for(lambda: _session(self.child.pid).get(self.child.pid) == "T")
 
     def wait_for_the_others(self) -> None:
-        """Until none is left; what it started would go on for longer than the guard."""
+        """Until none is left; its children would outlive the guard."""
         wait_until(lambda: not self.others(), self.others)
 
     def result(self, timeout: float = HANG) -> subprocess.CompletedProcess[str]:
@@ -124,7 +124,7 @@ def start_lap(
     asked: str = "",
     pauses: bool = False,
 ) -> Command:
-    """The command, running; `asked` is what it reads from its standard input. `pauses`: in its first attention."""
+    """The command, running; `asked` is its standard input. `pauses`: in its first attention."""
     given = {**os.environ, **({"LAP_CACHE": str(cache)} if cache else {}), **(environment or {})}
     return Command(arguments, given, asked, pauses)
 
@@ -148,7 +148,7 @@ def lap(
 
 
 def ranks(count: int) -> list[dict[str, str]]:
-    """What torchrun would set in each of so many processes; nothing in a single one."""
+    """The variables that torchrun would set in each of these processes; none for a single process."""
     if count == 1:
         return [{}]
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -176,20 +176,20 @@ def process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 
 def skip_if_quick(reason: str) -> None:
-    """Skips the test under `--quick`. A test that calls this in a thread of its own has to be marked slow instead: the
-    exception would end the thread alone, and the test would wait for it."""
+    """Skips the test under `--quick`. A test that calls this in another thread has to be marked slow instead: the
+    exception would end only that thread, and the test would wait for it."""
     if quick:
         pytest.skip(f"{reason}; `make test` runs it")
 
 
 def _end_with_the_tests() -> None:
-    """The fork server ends when the tests do, however that comes; its children would go on without this."""
+    """The fork server exits with the tests, however they end; without this its children would continue."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _session(number: int | None) -> dict[int, str]:
-    """The processes of a session with their states; what has ended and was not waited for is none."""
+    """The processes of a session with their states, without zombies."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -225,7 +225,7 @@ def _command(arguments: tuple[str, ...], environment: dict[str, str], files: lis
         os.close(opened)
     os.environ.clear()
     os.environ.update(environment)
-    # The fork server reads PYTHONPATH only once, and other packages are found by what is on the path.
+    # The fork server reads PYTHONPATH only once, and other packages are found through the path.
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder not in sys.path]
     os.chdir(ROOT)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
@@ -236,7 +236,7 @@ def _command(arguments: tuple[str, ...], environment: dict[str, str], files: lis
 
 
 def tiny_recipe(text: Path, **sections: dict[str, Any]):
-    """The tiny recipe on a text file, with some keys of some sections replaced."""
+    """The tiny recipe on a text file, with some keys replaced."""
     from lapcli.recipe import recipe_from_dict
 
     merged = {name: dict(value) if isinstance(value, dict) else value for name, value in TINY.items()}
@@ -263,7 +263,7 @@ TINY_STAGE = {
 
 
 def tiny_chat_recipe(folder: Path, **stages: dict[str, Any]):
-    """Two small stages on conversations in `folder`, with some keys of some stages replaced."""
+    """Two small stages on conversations in `folder`, with some keys replaced."""
     import json
 
     from lapcli.recipe import recipe_from_dict
@@ -299,7 +299,7 @@ def tiny_chat_recipe(folder: Path, **stages: dict[str, Any]):
 
 
 def write_text(path: Path) -> Path:
-    """A few hundred lines with some structure to learn."""
+    """A few hundred lines with some learnable structure."""
     words = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "round", "and", "round", "it"]
     lines = [" ".join(words[(i * i + j * (i % 5 + 1)) % len(words)] for j in range(12)) for i in range(600)]
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -307,7 +307,7 @@ def write_text(path: Path) -> Path:
 
 
 def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None = None, fresh: bool = False) -> Any:
-    """Trains in this process; what it would show goes to `log`."""
+    """Trains in this process; its output goes to `log`."""
     skip_if_quick("it trains a run")
     from lapcli.runtime.progress import LogConsole
     from lapcli.training.train import train_recipe
@@ -317,7 +317,7 @@ def train_here(recipe: Any, runs: Path, name: str = "run", log: IO[str] | None =
 
 
 def built(objective: Any, recipe: Any, data: Any, world: Any, policy: Any = None) -> Any:
-    """An objective of that class on data that is open already, as training would build it."""
+    """An objective of that class on opened data, as built by training."""
     ready = objective(recipe)
     ready.use(data, world)
     ready.build(world.device, policy)
@@ -334,7 +334,7 @@ def staged(recipe: Any, stage: Any, base: Any) -> Any:
 
 
 def edit_checkpoint(folder: Path, file: str, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Changes the tensors of a file as somebody would who writes new hashes beside them."""
+    """Change the tensors of a file and update the hashes beside it."""
     import hashlib
     import json
 
@@ -411,7 +411,7 @@ def _child(
 
 
 def randomise_weights() -> None:
-    """Every weight is drawn: with the recipe's zero output projections Laplacian heads would do nothing at first."""
+    """All weights are random: with zero output projections Laplacian heads would have no effect at first."""
     import torch
 
     from lapcli.models.gpt import GPT
@@ -428,7 +428,7 @@ def randomise_weights() -> None:
 
 
 def at_points_of_a_save(act: Callable[[str], None], replace: Callable[..., None] = setattr) -> None:
-    """Call `act` with the name of each point of a save that is reached, where a process may be killed."""
+    """Call `act` with the name of each point of a save at which a process may be killed."""
     from lapcli import checkpoint
 
     save_file, move = checkpoint.save_file, checkpoint.move
@@ -450,7 +450,7 @@ def at_points_of_a_save(act: Callable[[str], None], replace: Callable[..., None]
 
 
 def die_at(point: str, times: int = 1) -> None:
-    """SIGKILL to ourselves when the checkpoint reaches `point` for the `times`-th time."""
+    """Send SIGKILL to this process when the checkpoint reaches `point` for the `times`-th time."""
     seen = 0
 
     def act(name: str) -> None:
@@ -463,7 +463,7 @@ def die_at(point: str, times: int = 1) -> None:
 
 
 def die_in_update(step: int) -> None:
-    """SIGKILL to ourselves in the middle of an update, after the first parameters have changed."""
+    """Send SIGKILL to this process in the middle of an update, after the first parameters have changed."""
     from lapcli.training.optimizers import Optimizers
 
     before = Optimizers.step

@@ -11,7 +11,7 @@ from lapcli.experiments.sweep import Sweep, load_sweep
 
 
 def write_recipe(folder: Path, **sections: dict[str, Any]) -> Path:
-    """`tiny.yaml` in that folder, on a text file beside it."""
+    """Write `tiny.yaml` in that folder, on a text file beside it."""
     values = copy.deepcopy(TINY)
     values["data"]["train"] = str(write_text(folder / "text.txt"))
     for name, keys in sections.items():

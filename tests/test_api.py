@@ -1,4 +1,4 @@
-"""What `import lapcli` offers: the functions that commands call."""
+"""The public API of `import lapcli`: the functions that commands call."""
 
 import subprocess
 import sys

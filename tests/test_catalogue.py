@@ -1,4 +1,4 @@
-"""Runs are listed as their own files say; nothing that is being trained or is needed to resume is removed."""
+"""Runs are listed according to their own files; nothing in training or needed to resume is removed."""
 
 import json
 import shutil
@@ -57,14 +57,14 @@ def test_pruning_keeps_the_newest_and_the_best(runs):
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_is_not_pruned(runs):
-    """What would be removed is all that the run could be resumed from."""
+    """The run could only be resumed from the checkpoint that would be removed."""
     newest = runs / "base" / "checkpoints" / "step-000010" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")
     with pytest.raises(UsageError, match="damaged checkpoint"):
         prunable(read_run(runs / "base"), keep=1)
 
 
-def test_a_run_that_is_being_trained_is_left_alone(runs, tmp_path):
+def test_a_run_in_training_is_not_pruned(runs, tmp_path):
     run = open_run(runs, "busy", tiny_recipe(tmp_path / "text.txt"))
     for change in (lambda: remove_run(run.path), lambda: rename_run(run, "other"), lambda: prunable(run, 1)):
         with pytest.raises(UsageError, match="is being trained"):
@@ -76,7 +76,7 @@ def test_a_run_that_is_being_trained_is_left_alone(runs, tmp_path):
 
 @pytest.fixture
 def two_runs(tmp_path):
-    """Two runs with a few lines of metrics, one of them written a day later than the other."""
+    """Two runs with a few lines of metrics, the second written a day later."""
     for name, day, values in (("old-run", 3, [2.5, 2.0, 2.25]), ("new-run", 4, [3.0])):
         run = open_run(tmp_path, name, tiny_recipe(tmp_path / "text.txt"))
         lines = [{"step": 0, "validation_bits_per_byte": 1.0}]  # an untrained model has no checkpoint and is not best
@@ -94,7 +94,7 @@ def set_updated(run, moment):
     file.write_text(json.dumps({**json.loads(file.read_text()), "updated": moment}))
 
 
-def test_the_newest_comes_first_with_its_best_validation(two_runs):
+def test_the_newest_run_comes_first_with_its_best_validation(two_runs):
     new, old = list_runs(two_runs)
     assert (new["name"], old["name"]) == ("new-run", "old-run")
     assert old["best"] == {"metric": "validation_bits_per_byte", "value": 2.0, "step": 2}

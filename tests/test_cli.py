@@ -1,4 +1,4 @@
-"""The command line: help, streams, exit codes, second starts. In this process, except where a process is the point."""
+"""The command line: help, streams, exit codes, second starts. In this process unless a separate one matters."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from support import ROOT, run_main, run_process, write_text
 from lapcli.cli import app
 
 QUICKSTART = ROOT / "recipes/quickstart.yaml"
-# Where a value or a key can be spoiled: lines of the quickstart recipe with a key of their own.
+# Lines with a key or value to damage: those of the quickstart recipe that contain a key.
 LINES = QUICKSTART.read_text().splitlines()
 KEYED = [number for number, line in enumerate(LINES) if re.match(r"\s*\w+:", line)]
 
@@ -37,7 +37,7 @@ def test_help_names_the_commands_and_imports_no_torch():
         ["train", str(QUICKSTART), "--set", "train.steps=none"],
     ],
 )
-def test_what_cannot_work_is_refused_before_torch_is_imported(arguments, tmp_path):
+def test_invalid_commands_are_refused_before_torch_is_imported(arguments, tmp_path):
     code = "import sys; from lapcli.cli import main\ntry: main()\nfinally: print(*sys.modules)"
     refused = run_process(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False
@@ -65,7 +65,7 @@ def test_each_help_ends_with_examples(capsys):
         ).map(lambda value: ("value", value)),
     ),
 )
-def test_spoiled_recipes_exit_with_2_and_no_traceback(at, spoil, capsys, tmp_path):
+def test_damaged_recipes_exit_with_2_and_no_traceback(at, spoil, capsys, tmp_path):
     what, new = spoil
     key, _, _ = LINES[at].partition(":")
     indent = key[: len(key) - len(key.lstrip())]
@@ -91,8 +91,8 @@ def test_dry_run_touches_no_data_and_makes_no_run(capsys, tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_quickstart_learns_and_says_so(quickstart):
-    """A quarter of its steps; `make quickstart` and `make long` do all of them."""
+def test_the_quickstart_learns_and_reports_it(quickstart):
+    """A quarter of the recipe's steps; `make quickstart` and `make long` run all steps."""
     run, result = quickstart
     info = json.loads((run / "run.json").read_text())
     assert info["status"] == "finished"

@@ -1,4 +1,4 @@
-"""Ctrl-C as a terminal sends it, to a command and all that it has started: the promised words, and nobody stays."""
+"""Ctrl-C as a terminal sends it, to a command and its children: the documented message, and no process remains."""
 
 import os
 import signal
@@ -28,8 +28,8 @@ def files_below(folder):
 
 
 @pytest.mark.parametrize("command", ["eval --run tiny --tasks bpb"])
-def test_while_it_computes(command, home, shared_cache):
-    """There is nothing to save but what was saved before: 130, as of any program that Ctrl-C ends."""
+def test_ctrl_c_during_computation(command, home, shared_cache):
+    """There is nothing new to save: exit code 130, as for any program stopped by Ctrl-C."""
     words = [*command.replace("RECIPE", str(home / "tiny.yaml")).split(), "--runs-dir", str(home / "runs")]
     before = files_below(home)
     running = start_lap(*words, cache=shared_cache, pauses=True)
@@ -59,8 +59,8 @@ main()
 
 
 @pytest.mark.parametrize(("module", "code"), [("typer", -signal.SIGINT), ("torch.nn", 130)])
-def test_in_the_middle_of_an_import(module, code, home):
-    """Of the commands: it ends as any program does. Of a library: as ever."""
+def test_ctrl_c_in_the_middle_of_an_import(module, code, home):
+    """The command exits like any program. Of a library: as ever."""
     words = [sys.executable, "-c", IMPORTS, module, "plan", str(home / "tiny.yaml")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     plan = start_process(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -71,8 +71,8 @@ def test_in_the_middle_of_an_import(module, code, home):
 
 
 @pytest.mark.parametrize("command", ["runs", "recipes quickstart --print"])
-def test_a_reader_of_the_output_who_has_gone(command, home):
-    """`lap ... | head -1`: no words, since the reader has all that was wanted."""
+def test_a_closed_output_pipe(command, home):
+    """`lap ... | head -1`: no message, since the reader has its output."""
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-m", "lapcli", *command.split()]

@@ -1,4 +1,4 @@
-"""The steps of the Dockerfile, in a clean folder and environment: what it copies is enough to install and run `lap`."""
+"""The steps of the Dockerfile, in a clean folder and environment: the copied files suffice to install and run `lap`."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from support import ROOT
 pytestmark = pytest.mark.long  # installs the package and everything that it needs
 
 
-def test_what_the_dockerfile_copies_installs_and_trains(tmp_path):
+def test_the_files_copied_by_the_dockerfile_install_and_train(tmp_path):
     lines = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text()).splitlines()
     source, environment, work = (tmp_path / name for name in ("opt", "environment", "work"))
     for folder in (source, work):
@@ -24,7 +24,7 @@ def test_what_the_dockerfile_copies_installs_and_trains(tmp_path):
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
             copy(ROOT / name, copied)
     (install,) = (line for line in lines if line.startswith("RUN ") and "EXTRAS" in line)
-    # With DEVICE=cuda, torch comes from the default index. In the image the environment is the system's.
+    # With DEVICE=cuda, torch comes from the default index. In the image this is the system environment.
     command = install.removeprefix("RUN ").replace("--system", "").replace("--no-cache", "")
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     clean |= {"VIRTUAL_ENV": str(environment), "DEVICE": "cuda", "EXTRAS": "all"}

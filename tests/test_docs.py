@@ -27,12 +27,12 @@ def generate():
 
 
 @pytest.mark.parametrize("name", ["reference/recipe.md", "reference/commands.md"])
-def test_a_reference_is_what_its_source_generates(generate, name):
+def test_reference_pages_match_their_sources(generate, name):
     assert (ROOT / "docs" / name).read_text() == generate.PAGES[name](), "run `make docs`"
 
 
 @pytest.mark.long
-def test_the_paper_page_is_what_its_sources_generate(generate):
+def test_the_paper_page_matches_its_sources(generate):
     assert (ROOT / "docs/paper.md").read_text() == generate.paper_page(), "run `make docs`"
 
 
@@ -88,7 +88,7 @@ def test_a_training_of_the_paper_page_starts(command, capsys, monkeypatch, tmp_p
     assert "cells" in out
 
 
-def test_a_key_is_explained_and_a_misspelt_one_refused(capsys):
+def test_a_key_is_explained_and_a_misspelt_key_refused(capsys):
     code, out, _ = run_main(capsys, "recipes", "train.micro_batch")
     assert code == 0
     assert "train.micro_batch: whole number (at least 1); required" in out
@@ -115,7 +115,7 @@ def test_the_site_is_built(tmp_path):
 
 @pytest.mark.long
 def test_the_notebook_runs(tmp_path, monkeypatch):
-    """By a kernel where nbclient is installed, else cell by cell."""
+    """With a kernel if nbclient is installed, else cell by cell."""
     text = (ROOT / "docs/quickstart.ipynb").read_text()
     monkeypatch.setenv("LAP_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("MPLBACKEND", "agg")

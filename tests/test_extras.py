@@ -1,4 +1,4 @@
-"""The base install: what needs a package that is not in it says in one sentence which extra to install."""
+"""The base install: features that need another package name the extra to install in one sentence."""
 
 import os
 import subprocess

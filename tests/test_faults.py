@@ -1,7 +1,7 @@
-"""The n-th write of a command fails, for every n: one sentence, an exit code, nothing lost, nothing left behind.
+"""The n-th write of a command fails, for every n: one sentence, an exit code, nothing lost and no files left behind.
 
-An audit hook of Python sees every file that is opened to be written, every new folder and every rename, whoever asks
-for it, so it can refuse one of them.
+A Python audit hook sees every file opened for writing, every new folder and every rename, from any library, so it
+can refuse one of them.
 """
 
 import errno
@@ -25,7 +25,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Writes:
-    """Those below a folder: how many there were, and which one is to fail."""
+    """Writes below a folder: their count, and the index that fails."""
 
     def __init__(self, folder: Path, fails: int = 0, error: int = errno.ENOSPC) -> None:
         self.folder, self.fails, self.error = str(folder), fails, error
@@ -68,7 +68,7 @@ _hooked: list[bool] = []
 
 
 def litter(folder: Path) -> list[Path]:
-    """What only a process at work may have: hidden files but for locks, and folders of the cache that are not whole."""
+    """Files that only a running process may have: hidden files except locks, and incomplete cache folders."""
     return [
         path
         for path in folder.rglob("*")
@@ -77,7 +77,7 @@ def litter(folder: Path) -> list[Path]:
 
 
 def fail_in_turn(capsys, work: Path, command: list[str], reset, result) -> None:
-    """Runs the command with each of its writes failing in turn; `result()` of the next start is that of a good one."""
+    """Run the command with each of its writes failing in turn; the next start gives the `result()` of a good run."""
     reset()
     with watched(Writes(work)) as writes:
         code, _, err = run_main(capsys, *command)
@@ -86,7 +86,7 @@ def fail_in_turn(capsys, work: Path, command: list[str], reset, result) -> None:
     assert total > 0
     for number in range(1, total + 1):
         reset()
-        # No room, or none any more for this process; a disk that fails is met like the former.
+        # Disk full, or quota exceeded; an I/O error is handled like the former.
         with watched(Writes(work, number, (errno.ENOSPC, errno.EACCES)[number % 2])):
             code, _, err = run_main(capsys, *command)
         said = [line for line in err.splitlines() if line.startswith("lap: ")]
@@ -108,7 +108,7 @@ def home(tmp_path_factory):
     return folder
 
 
-def test_training(home, tmp_path, capsys, monkeypatch):
+def test_every_write_of_a_training_run_can_fail(home, tmp_path, capsys, monkeypatch):
     work = tmp_path / "work"
     monkeypatch.setenv("LAP_CACHE", str(work / "cache"))
     run = work / "runs" / "tiny"
@@ -118,7 +118,7 @@ def test_training(home, tmp_path, capsys, monkeypatch):
         work.mkdir()
 
     def trained() -> object:
-        """What a training has to show for itself, without its times."""
+        """The results of a training run, without timings."""
         info = json.loads((run / "run.json").read_text())
         lines = [without_times(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return info["status"], info["step"], info["weights_sha256"], lines, os.listdir(run / "checkpoints")

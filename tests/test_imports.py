@@ -1,4 +1,4 @@
-"""Lazy imports keep heavy libraries out of start-up, and serve nothing else: none of them hides a cycle."""
+"""Lazy imports keep heavy libraries out of start-up and have no other purpose: they never hide a cycle."""
 
 import ast
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from conftest import ROOT
 
-# (module, what it imports inside a function): why.
+# (module, what it imports inside a function): the reason.
 REASONS = {
     ("lapcli.generation.dialogue", "readline"): "importing it changes how the terminal is read",
     ("lapcli.runtime.progress", "rich"): "bars, which only a terminal shows",
@@ -15,13 +15,13 @@ REASONS = {
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "lapcli").rglob("*.py")
-    # Not what runs without lap: in exported folders, and in the sandbox, whose processes load as little as they can.
+    # Except code that runs without lap: in exported folders, and in the sandbox, whose processes load little.
     if path.name != "modeling_lap.py" and path.parent.name != "inside"
 }
 
 
 def imported(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    """Modules of ours by their full name, others by that of their package."""
+    """Our modules by full name, others by package name."""
     if isinstance(statement, ast.Import):
         names = [alias.name for alias in statement.names]
     else:
@@ -32,7 +32,7 @@ def imported(statement: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def imports(module: str) -> Iterator[tuple[str, bool]]:
-    """What a module imports, and whether inside a function; not what only type checkers see."""
+    """The imports of a module, and whether each is inside a function, without those for type checkers only."""
 
     def walk(node: ast.AST, inside: bool) -> Iterator[tuple[str, bool]]:
         for child in ast.iter_child_nodes(node):
@@ -49,7 +49,7 @@ AT_THE_TOP = {module: {name for name, inside in imports(module) if not inside} f
 
 
 def loaded(start: str) -> set[str]:
-    """Libraries that are imported with a module, in the end."""
+    """Libraries that importing a module loads, directly or indirectly."""
     seen, waiting = set(), [start]
     while waiting:
         name = waiting.pop()
@@ -76,7 +76,7 @@ def test_every_reason_is_still_needed():
     assert set(REASONS) <= lazy
 
 
-def test_names_and_help_need_none_of_the_heavy_libraries():
+def test_names_and_help_need_no_heavy_library():
     heavy = {"torch", "timm", "datasets", "lm_eval", "transformers", "matplotlib", "pyarrow", "scipy", "sklearn"}
     light = [
         "lapcli.cli",

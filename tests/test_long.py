@@ -1,4 +1,4 @@
-"""The quickstarts in full length: what they claim holds."""
+"""The quickstarts at full length: their claims hold."""
 
 import json
 import statistics
@@ -15,7 +15,7 @@ HELD_OUT_PIECES = 442
 
 @pytest.mark.parametrize("heads", [0, 2, 4])
 def test_the_quickstart_learns(heads, tmp_path, shared_cache):
-    """No claim about which number is better at this size: bits per byte fall by at least 40%."""
+    """No claim about which head count is better at this size: bits per byte fall by at least 40%."""
     words = ["recipes/quickstart.yaml", "--set", f"model.laplacian_heads={heads}", "--runs-dir", str(tmp_path)]
     result = lap("train", *words, cache=shared_cache, timeout=1800)
     assert result.returncode == 0, result.stderr

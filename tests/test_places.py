@@ -1,4 +1,4 @@
-"""Places that cannot be written, read or entered, and disks that are full: one sentence, and nothing left behind."""
+"""Folders that cannot be written, read or entered, and full disks: one sentence, and no files left behind."""
 
 import ctypes
 import json
@@ -17,7 +17,7 @@ _LIBC = ctypes.CDLL(None)
 _DROP = 24  # PR_CAPBSET_DROP of Linux's prctl
 _OVERRIDES = (1, 2)  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, by which root may enter any folder
 
-#: Runs commands one after the other in one process; what each gave is a line of JSON.
+#: Runs commands one after the other in one process; each prints its result as a line of JSON.
 SCRIPT = """
 import contextlib, io, json, os, sys
 from lapcli.cli import main
@@ -41,7 +41,7 @@ for arguments, environment, before in json.loads(sys.argv[1]):
 
 
 def run_all(commands: list, *, prefix: list[str] = (), **options) -> list[tuple[int, str]]:
-    """(arguments, environment, a shell command before it) to (exit code, what it said)."""
+    """(arguments, environment, a shell command before it) to (exit code, its output)."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     called = [*prefix, sys.executable, "-c", SCRIPT, json.dumps(commands)]
     done = subprocess.run(called, capture_output=True, text=True, env=environment, check=False, **options)
@@ -65,13 +65,13 @@ def home(tmp_path_factory):
 
 
 def _without_overrides() -> None:
-    """Before a program is started: it may then enter and write what its user may, though the user be root."""
+    """Runs before a program starts: file permissions then also apply to root."""
     for capability in _OVERRIDES:
         _LIBC.prctl(_DROP, capability, 0, 0, 0)
 
 
 @pytest.mark.long
-def test_folders_that_one_may_not_enter_or_write(home, tmp_path):
+def test_folders_without_permission(home, tmp_path):
     closed, fixed, cache = tmp_path / "closed", tmp_path / "fixed", str(tmp_path / "cache")
     closed.mkdir(mode=0o000)
     fixed.mkdir(mode=0o555)
@@ -117,7 +117,7 @@ def can_mount() -> bool:
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints(home, tmp_path):
-    """Refused before the first step: one sentence with the disk, what does not fit, and the key to lower."""
+    """Refused before the first step: one sentence with the disk, the sizes, and the key to lower."""
     if not can_mount():
         pytest.skip("a small file system can be mounted by root alone")
     disk = tmp_path / "disk"
@@ -137,8 +137,8 @@ def test_a_disk_that_is_too_small_for_the_checkpoints(home, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("room", [16, 300])
-def test_a_disk_that_fills_up_while_training(home, tmp_path, room):
-    """Whatever fits of it, in kB: one sentence and no litter, and with more room the same command finishes the run."""
+def test_a_disk_that_fills_up_in_training(home, tmp_path, room):
+    """For any size in kB: one sentence and no stray files, and with more space the same command finishes the run."""
     if not can_mount():
         pytest.skip("a small file system can be mounted by root alone")
     disk = tmp_path / "disk"

@@ -17,7 +17,7 @@ BLOCKS = [
 JOBS = re.findall(r"^\| [^|]+ \| `(lap [^`]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
 IN_BLOCKS = {line: bool(long) for long, kind, body in BLOCKS if kind == "sh" for line in body.splitlines() if line}
 COMMANDS = list((dict.fromkeys(JOBS, False) | IN_BLOCKS).items())  # each once
-#: The jobs of the README belong to `make test`, what only the pages of docs show to `make long`.
+#: The jobs of the README belong to `make test`, commands that only the docs show to `make long`.
 CASES = [pytest.param(*case, id=case[0], marks=() if case[0] in JOBS else pytest.mark.long) for case in COMMANDS]
 
 
@@ -26,8 +26,8 @@ def test_there_are_commands_to_run():
     assert all(line.startswith("lap ") for line, _ in COMMANDS)
 
 
-def test_chat_names_the_run_that_it_takes():
-    """Otherwise it would be the newest one, which in the order of the pages is the baseline."""
+def test_chat_names_the_run_that_it_uses():
+    """Otherwise it would be the newest run, which in the order of the pages is the baseline."""
     stages = [line for line, _ in COMMANDS if line.startswith("lap sft ")]
     assert stages
     assert [line for line in stages if "--run " not in line and "--init-from " not in line] == []
@@ -36,7 +36,7 @@ def test_chat_names_the_run_that_it_takes():
 
 @pytest.fixture(scope="module")
 def measured_runs(tmp_path_factory):
-    """Where the runs that `lap eval` and `lap analyze` look at are trained, each once."""
+    """The folder of the runs for `lap eval` and `lap analyze`, each trained once."""
     return tmp_path_factory.mktemp("measured-runs")
 
 
@@ -49,7 +49,7 @@ def shortened(recipe: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "long"), CASES)
-def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, request):
+def test_a_command_runs(line, long, capsys, tmp_path, measured_runs, monkeypatch, request):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]
     needs_runs = (
@@ -101,13 +101,13 @@ def test_command(line, long, capsys, tmp_path, measured_runs, monkeypatch, reque
 
 
 @pytest.mark.parametrize("body", [body for _, language, body in BLOCKS if language == "python"])
-def test_python(body, tmp_path, monkeypatch):
+def test_python_blocks_run(body, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("LAP_RUNS", str(tmp_path))
     exec(compile(body, "README.md", "exec"), {})
 
 
-def test_links_lead_somewhere():
+def test_links_resolve():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"

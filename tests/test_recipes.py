@@ -1,4 +1,4 @@
-"""Every shipped recipe is one that loads, and says what it changes."""
+"""Every shipped recipe loads, and every override takes effect."""
 
 import pytest
 import yaml
@@ -10,7 +10,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
 
 def leaves(value, key=""):
-    """Of plain YAML, with their dotted keys; lists of sections too."""
+    """Leaves of plain YAML, with their dotted keys; lists of sections too."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     if not inner:
         yield key.removeprefix("."), value
@@ -19,7 +19,7 @@ def leaves(value, key=""):
 
 
 def number(value):
-    """YAML 1.1 reads `3e-4` as a text."""
+    """YAML 1.1 reads `3e-4` as a string."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -27,7 +27,7 @@ def number(value):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_it_loads_and_every_key_that_it_has_is_kept(path):
+def test_a_recipe_loads_and_keeps_all_its_keys(path):
     written = yaml.safe_load(path.read_text())
     written.pop("extends", None)
     loaded = dict(leaves(recipe_to_dict(load_recipe(path))))
@@ -37,7 +37,7 @@ def test_it_loads_and_every_key_that_it_has_is_kept(path):
 
 
 @pytest.mark.parametrize("heads", [0, 1, 3, 5, 7, 9, 10])
-def test_the_seven_gpts_differ_in_their_heads_alone(heads):
+def test_the_seven_gpts_differ_only_in_their_heads(heads):
     path = ROOT / f"recipes/gpt561m_{heads}L.yaml"
     ours, base = recipe_to_dict(load_recipe(path)), recipe_to_dict(load_recipe(ROOT / "recipes/gpt561m.yaml"))
     assert ours["model"].pop("laplacian_heads") == heads
@@ -45,7 +45,7 @@ def test_the_seven_gpts_differ_in_their_heads_alone(heads):
     assert ours == base
 
 
-def test_the_quickstart_is_what_the_readme_says():
+def test_the_quickstart_matches_the_readme():
     recipe = load_recipe(ROOT / "recipes/quickstart.yaml")
     assert (recipe.model.heads, recipe.model.laplacian_heads) == (4, 2)
     assert recipe.data.train == "builtin"

@@ -1,4 +1,4 @@
-"""Run directories: never overwritten, resumed with the same result, readable whatever people do to the text files."""
+"""Run directories: never overwritten, resumed with the same result, readable after any edit of the text files."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def recipe(text):
 
 
 def with_a_step(runs, name, recipe, **facts):
-    """A run with a line of metrics, so that there is something to lose."""
+    """A run with a line of metrics that could be lost."""
     run = open_run(runs, name, recipe)
     run.metrics.write_text('{"step": 1, "loss": 5.0}\n')
     run.update(**{"status": "interrupted", "step": 1, **facts})
@@ -57,7 +57,7 @@ def content(run: Path) -> dict[str, bytes]:
 
 
 def result(run: Path):
-    """What a training leaves, without times."""
+    """The results of a training run, without timings."""
     lines = [without_times(line) for line in read_metrics(run / "metrics.jsonl")]
     return find_checkpoint(read_run(run), "last").weights_sha256, lines
 
@@ -65,7 +65,7 @@ def result(run: Path):
 # Creating and finding
 
 
-def test_a_new_run_has_its_resolved_recipe_and_its_facts(recipe, tmp_path):
+def test_a_new_run_has_its_resolved_recipe_and_metadata(recipe, tmp_path):
     run = open_run(tmp_path / "runs", "first", recipe)
     info = json.loads((run.path / "run.json").read_text())
     assert recipe_from_dict(info["recipe"]) == recipe == load_recipe(run.path / "recipe.yaml")
@@ -74,7 +74,7 @@ def test_a_new_run_has_its_resolved_recipe_and_its_facts(recipe, tmp_path):
     assert read_run(run.path).recipe == recipe
 
 
-def test_somebodys_folder_is_not_taken_for_a_run(recipe, tmp_path):
+def test_a_foreign_folder_is_not_taken_for_a_run(recipe, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_text("")
     with pytest.raises(UsageError, match=r"cat\.png"):
@@ -84,7 +84,7 @@ def test_somebodys_folder_is_not_taken_for_a_run(recipe, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"{}", b"\xff\xfe", b'{"format": 4, "step": "x"}'])
-def test_a_damaged_run_json_is_named_and_not_passed_over_for_an_older_run(recipe, tmp_path, damage):
+def test_a_damaged_run_json_is_named_and_no_older_run_is_used(recipe, tmp_path, damage):
     for name in ("a", "b"):
         with_a_step(tmp_path, name, recipe, status="finished")
     (tmp_path / "b" / "run.json").write_bytes(damage)
@@ -93,8 +93,8 @@ def test_a_damaged_run_json_is_named_and_not_passed_over_for_an_older_run(recipe
     assert find_run(tmp_path, "a", {"language_model"}).name == "a"
 
 
-def test_every_file_of_a_run_has_the_permissions_of_the_umask(recipe, tmp_path):
-    """Checkpoints too, which safetensors writes for the owner alone: a colleague may evaluate them."""
+def test_every_file_of_a_run_follows_the_umask(recipe, tmp_path):
+    """This includes checkpoints, which safetensors writes for the owner only: a colleague may evaluate them."""
     mask = 0o077
     before = os.umask(mask)
     try:
@@ -125,7 +125,7 @@ def test_a_killed_run_is_interrupted_and_can_be_opened(recipe, tmp_path):
     unlock(again)
 
 
-def test_a_run_folder_that_goes_away_under_training_is_one_sentence(recipe, tmp_path, monkeypatch):
+def test_a_run_folder_deleted_in_training_is_one_sentence(recipe, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
 
     def act(point):
@@ -154,7 +154,7 @@ def test_another_recipe_is_refused_with_the_differing_keys(recipe, text, tmp_pat
 
 @pytest.fixture(scope="module")
 def interrupted(text, tmp_path_factory, shared_cache):
-    """A run that was killed right after its checkpoint of step 2, and what it gives without a kill."""
+    """A run that was killed right after its checkpoint of step 2, and its result without a kill."""
     folder = tmp_path_factory.mktemp("interrupted")
     recipe = tiny_recipe(text, train={"steps": 4}, validation={"every": 2}, checkpoint={"every": 2})
     assert exit_code(start_child(recipe, folder / "whole", shared_cache)) == 0
@@ -174,7 +174,7 @@ def killed(interrupted, tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def test_a_comment_or_an_edit_in_recipe_yaml_does_not_matter(interrupted, killed):
+def test_comments_and_edits_in_recipe_yaml_do_not_matter(interrupted, killed):
     _, recipe, expected = interrupted
     file = killed / "recipe.yaml"
     assert "batch: 8" in file.read_text()
@@ -193,7 +193,7 @@ def test_a_comment_or_an_edit_in_recipe_yaml_does_not_matter(interrupted, killed
         ("checkpoint", "every", 1),
     ],
 )
-def test_keys_that_do_not_change_the_result_may_change_at_a_resume(interrupted, killed, section, key, value):
+def test_keys_without_effect_on_the_result_may_change_at_a_resume(interrupted, killed, section, key, value):
     _, recipe, (_, lines) = interrupted
     values = recipe_to_dict(recipe)
     old = values[section][key]
@@ -210,7 +210,7 @@ def test_keys_that_do_not_change_the_result_may_change_at_a_resume(interrupted, 
     assert losses == pytest.approx([line["loss"] for line in lines if "loss" in line], rel=1e-5)
 
 
-def test_a_resume_with_the_key_of_another_result_is_refused(interrupted, killed):
+def test_a_resume_with_a_key_that_changes_the_result_is_refused(interrupted, killed):
     values = recipe_to_dict(interrupted[1])
     other = recipe_from_dict({**values, "train": {**values["train"], "batch": 4}})
     with pytest.raises(UsageError, match=r"train\.batch: 8 in the run, 4 now"):
@@ -249,7 +249,7 @@ def test_a_start_that_fails_before_the_first_step_leaves_no_run(tmp_path, capsys
 
 
 def _wait_in_update(folder):
-    """Say that the first update has come, and take it when told to."""
+    """Report the first update, and make it on request."""
     import time
 
     from lapcli.training.optimizers import Optimizers
@@ -265,7 +265,7 @@ def _wait_in_update(folder):
     Optimizers.step = update
 
 
-def test_a_run_that_is_being_trained_is_not_moved_aside(recipe, tmp_path, shared_cache):
+def test_a_run_in_training_is_not_moved_aside(recipe, tmp_path, shared_cache):
     first = start_child(recipe, tmp_path / "runs", shared_cache, _wait_in_update, str(tmp_path))
     wait_until((tmp_path / "in update").exists)
     assert exit_code(start_child(recipe, tmp_path / "runs", shared_cache, fresh=True)) == 2

@@ -1,4 +1,4 @@
-"""Runs in the real trackers, read back from their own files: every step once, and no tracker in the way of a run."""
+"""Runs in the real trackers, read back from their own files: every step once, and no tracker can stop a run."""
 
 import json
 import signal
@@ -32,7 +32,7 @@ def lines_until(last):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that was interrupted after nine steps, with a validation at every third and at the beginning."""
+    """A run that was interrupted after nine steps, with a validation at the start and every three steps."""
     run = open_run(tmp_path / "runs", "mine", tiny_recipe(tmp_path / "text.txt"))
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines_until(9)))
     run.update(status="interrupted", step=9, steps=20)
@@ -47,7 +47,7 @@ def check_once(held, lines):
         assert sorted(held[tag]) == expected
 
 
-def test_a_replayed_run_is_there_once(run, monkeypatch):
+def test_a_replayed_run_appears_once(run, monkeypatch):
     (run.path / "eval").mkdir()
     write_json(run.path / "eval" / "top1.json", {"tasks": {"top1": {"value": 0.5}}, "step": 6})
     before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
@@ -147,7 +147,7 @@ def words(tiny, *more):
 
 
 @pytest.mark.long
-def test_after_a_kill_of_the_training_every_step_is_there_once(tiny):
+def test_after_a_kill_every_step_appears_once(tiny):
     path, cache = tiny.parent / "runs" / "tiny", tiny.parent / "cache"
     training = start_lap(*words(tiny), cache=cache)
     training.wait_for(lambda: any(line["step"] >= 8 for line in read_metrics(path / "metrics.jsonl")))
@@ -158,7 +158,7 @@ def test_after_a_kill_of_the_training_every_step_is_there_once(tiny):
     if "does not have all" in done.stderr:  # on a busy machine: what the warning advises
         assert lap("runs", "track", str(path), "--to", "tensorboard").returncode == 0
     held, lines = tensorboard_scalars(path), read_metrics(path / "metrics.jsonl")
-    # What TensorBoard had not yet flushed when it was killed is missing; nothing is there twice, and no value differs.
+    # Events that TensorBoard had not flushed before the kill are missing; no other event is lost, doubled or changed.
     resumed = next(int(line["step"]) for line in reversed(lines) if "seconds_first_step" in line)
     assert len(dict(held["train/loss"])) == len(held["train/loss"])
     values = {line["step"]: line["loss"] for line in lines if "loss" in line}
@@ -179,7 +179,7 @@ def test_a_server_that_never_answers_is_a_warning(tiny):
     assert read_run(tiny.parent / "runs" / "tiny").is_finished
 
 
-def test_trackers_are_no_part_of_a_recipe(tiny):
+def test_trackers_are_not_part_of_a_recipe(tiny):
     plain = yaml.safe_load(tiny.read_text())
     del plain["track"]
     other = tiny.with_name("other.yaml")
@@ -187,7 +187,7 @@ def test_trackers_are_no_part_of_a_recipe(tiny):
     assert recipe_hash(load_recipe(tiny)) == recipe_hash(load_recipe(other))
 
 
-def test_the_command_and_its_mistakes(run, tiny, capsys, monkeypatch):
+def test_the_command_and_its_errors(run, tiny, capsys, monkeypatch):
     monkeypatch.setenv("LAP_RUNS", str(run.path.parent))
     code, out, _ = run_main(capsys, "runs", "track", "mi*", "--to", "tensorboard")
     assert (code, out) == (0, "mine: 10 steps sent to tensorboard\n")

@@ -1,4 +1,4 @@
-"""The wheel, installed where there is no checkout: the command works and has its recipes with it."""
+"""The wheel, installed without a checkout: the command works and finds its recipes."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ def run(*words: str, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """The `lap` of an environment that has the wheel; its dependencies are those of the one that runs the tests."""
+    """`lap` in an environment with the wheel; its dependencies are those of the test environment."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     files = run("git", "ls-files", "-z", "lapcli", "recipes", "pyproject.toml", "setup.py", "README.md", cwd=ROOT)

@@ -1,4 +1,4 @@
-"""A small text on disk for the tests of text data, and the documents of what was prepared from it."""
+"""A small text on disk for the tests of text data, and the documents of its prepared stream."""
 
 import json
 

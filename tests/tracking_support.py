@@ -1,4 +1,4 @@
-"""What trackers hold of a run, read back from their own files: {tag: [(step, value), ...]} in the order of writing."""
+"""Contents of trackers, read back from their own files: {tag: [(step, value), ...]} in the order of writing."""
 
 import json
 import struct
@@ -13,7 +13,7 @@ def tensorboard_scalars(path):
 
 
 def wandb_scalars(path):
-    """Of all offline folders together, which are of one W&B run."""
+    """All offline folders of one W&B run together."""
     history, files = {}, set()
     for folder in sorted((path / "track" / "wandb").glob("offline-run-*")):
         (file,) = folder.glob("*.wandb")
@@ -28,7 +28,7 @@ def wandb_scalars(path):
 
 
 def _wandb_records(data):
-    """The records of a LevelDB log: blocks of 32 KiB, in which a record may be in several parts."""
+    """The records of a LevelDB log: blocks of 32 KiB, in which a record may span several parts."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     at, content = 7, b""

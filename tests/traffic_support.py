@@ -2,7 +2,7 @@
 
     with Traffic() as traffic: ...
 
-Bytes are those of tensors, each read once and written once by an operation; savings by caches are not known. Matmuls
+An operation reads and writes each of its tensors once; caches are ignored. Matmuls
 are left out: their time depends on their FLOPs, not on their bytes.
 """
 
@@ -23,7 +23,7 @@ _PICKING = {"index", "index_select", "gather", "embedding"}
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes that eager operations read and write, by the name of the operation in `by_operation`."""
+    """Bytes that eager operations read and write; `by_operation` lists them by operation name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Traffic(TorchDispatchMode):
     def add(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """Add the bytes of an operation that was computed."""
         name = func._schema.name.partition("::")[2]
-        # Without underscores: `addmm_` and `_convolution` are the same products.
+        # Without underscores: `addmm_` and `_convolution` are the same matmuls.
         if name.strip("_") not in _PRODUCTS and name not in _ALLOCATING and not func.is_view:
             self.by_operation[name] += _operation_bytes(func, name, args, kwargs, result)
 
@@ -50,7 +50,7 @@ class Traffic(TorchDispatchMode):
 def _operation_bytes(func: Any, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> int:
     """Count the bytes that an operation reads and writes.
 
-    Inputs are read and results written; a tensor changed in place is both, `out` is only written. A gather reads only
+    Inputs are read and results written; in-place tensors count twice, `out` is only written. A gather reads only
     the rows it selects.
     """
     results = sum(_extent(x) for x in tree_leaves(result) if isinstance(x, Tensor))
@@ -69,7 +69,7 @@ def _operation_bytes(func: Any, name: str, args: Any, kwargs: dict[str, Any], re
             seen |= {id(x) for x in tree_leaves(value)}
         if not is_changed or not (declared.kwarg_only or name in _WRITE_ONLY):
             read += size
-    # An operation in place returns the tensor that it changed, which is counted already.
+    # An in-place operation returns the tensor that it changed, which is already counted.
     written += sum(_extent(x) for x in tree_leaves(result) if isinstance(x, Tensor) and id(x) not in seen)
     return read + written
 

@@ -1,1 +1,1 @@
-"""`lap analyze`: measurements of the tokens of models and their figures; one file for each in `measurements`."""
+"""`lap analyze`: measurements of the tokens of models and their figures; each has a file in `measurements`."""

@@ -83,7 +83,7 @@ class Analysis:
 
 
 def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], settings: Settings) -> list[Analysis]:
-    """Measure all models. `what`: names of measurements; None: all that fit every model."""
+    """Measure all models. `what`: names of measurements; None: all that apply to every model."""
     names = what or measurements_for(frozenset.intersection(*(model.gives for model in models)))
     check_fits(names, [(model.objective, model.gives) for model in models])
     analyses = {name: Analysis(MEASUREMENTS[name], settings) for name in names}
@@ -99,7 +99,7 @@ def analyze(what: Sequence[str] | None, models: Sequence[AnalyzedModel], setting
 
 
 def _measure(names: Sequence[str], model: AnalyzedModel, settings: Settings, skip: bool) -> dict[str, ModelResult]:
-    """Measure one model in one pass. `skip`: leave out measurements that do not fit this model and data."""
+    """Measure one model in one pass. `skip`: omit measurements that do not apply to this model and data."""
     opened = model.open()
     examples = opened.examples
     capture = Capture(opened.anatomy, model.name)
@@ -163,7 +163,7 @@ def _rows(analysis: Analysis, measured: ModelResult) -> list[dict[str, Any]]:
 
 def to_table(analysis: Analysis) -> str:
     """Format a table with one row for each layer of each run."""
-    # Of all layers: heads of an operator, for one, may be in some of them only.
+    # Keys of all layers: an operator's heads, for example, may occur only in some.
     values = {
         name: value for run in analysis.runs for each in run.layers.values() for name, value in each.values.items()
     }

@@ -1,4 +1,4 @@
-"""The models that are analysed: those of runs, the same models untrained, and stock timm models, each with its data."""
+"""Models to analyse: trained runs, the same models untrained, and stock timm models, each with its data."""
 
 import json
 import re
@@ -47,8 +47,8 @@ class AnalyzedModel:
 
 
 def results_folder(models: Sequence[AnalyzedModel], runs_dir: Path) -> Path:
-    """Return the run's own folder, or for several models one with their names, so that no comparison overwrites
-    another."""
+    """Return the run's folder, or for several models a folder with their names, so that no comparison
+    overwrites another."""
     paths = {model.path for model in models}
     alone = paths.pop() if len(paths) == 1 else None
     if alone is not None:
@@ -89,7 +89,7 @@ def _model_of_run(run: Run, settings: Settings, trained: bool) -> AnalyzedModel:
 
     def open_() -> OpenedModel:
         device = torch.device(pick_device(run.recipe.train.device))
-        # In float32 whatever it was trained in: the measurements are of the weights, not of bf16's rounding.
+        # In float32, whatever the training precision: the weights are measured, not bf16 rounding.
         loaded = open_run(run, checkpoint, device, float32=True)
         read = _text if LANGUAGE in loaded.gives else _images
         return OpenedModel(anatomy_of(loaded.module), read(loaded, settings))
@@ -108,7 +108,7 @@ def _model_of_run(run: Run, settings: Settings, trained: bool) -> AnalyzedModel:
 
 
 def _text(loaded: LoadedModel, settings: Settings) -> TextExamples:
-    """Open the text that the model was pretrained on, or that of --data."""
+    """Open the model's pretraining text, or the text of --data."""
     assert loaded.run is not None
     model, tokenizer = loaded.language_model()
     base, source = text_of(loaded.run)
@@ -118,7 +118,7 @@ def _text(loaded: LoadedModel, settings: Settings) -> TextExamples:
         changes = {"train": settings.data, "files": None, "revision": None, "validation": None}
         source = source.model_copy(update=changes)
     recipe: Any = loaded.run.recipe
-    # The run's own tokenizer: one trained on the text of --data would give other ids than the model's embedding has.
+    # The run's own tokenizer: a tokenizer trained on the --data text would not match the model's embedding.
     section = recipe.tokenizer.model_copy(update={"file": str(loaded.run.path / TOKENIZER)})
     with shown_progress() as progress:
         data = prepare_text(source, section, progress=progress)
@@ -135,7 +135,7 @@ def _text(loaded: LoadedModel, settings: Settings) -> TextExamples:
 
 
 def _images(loaded: LoadedModel, settings: Settings) -> ImageExamples:
-    """Open the images of the model's run, or those of --data, at the model's size."""
+    """Open the images of the model's run, or of --data, at the model's image size."""
     source, size = loaded.images, loaded.image_size
     assert source is not None
     assert size is not None
@@ -143,7 +143,7 @@ def _images(loaded: LoadedModel, settings: Settings) -> ImageExamples:
     if settings.data is not None:
         changes = {
             "train": settings.data,
-            # The digits come in one part, so that a share of them is held out.
+            # The digits have no split of their own, so a fraction of them is held out.
             "validation": 0.2 if settings.data == "builtin" else None,
             "revision": None,
         }

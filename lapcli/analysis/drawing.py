@@ -1,9 +1,9 @@
 """Shared parts of the measurements' figures: style, lines of runs with their labels, common panels, and saving.
 
-Runs are labelled by their number of Laplacian heads, `3L`, and ordered by it. Runs that differ in their seeds alone are
-one line or bar, whose error bars are the standard deviation over the seeds. Colours are steps of one scale that is
-monotonic in brightness, and lines differ in their markers too, so that they can be told apart in print and by
-colour-blind readers. matplotlib is imported inside functions, because the declarations of measurements import this
+Runs are labelled by their number of Laplacian heads, `3L`, and ordered by it. Runs that differ only in their seeds
+share a line or bar, with the standard deviation over seeds as error bars. Colours are steps of one scale that is
+monotonic in brightness, and lines also have different markers, for print and colour-blind
+readers. matplotlib is imported inside functions, because the declarations of measurements import this
 module.
 """
 
@@ -39,7 +39,7 @@ STYLE: Any = {
     "pdf.fonttype": 42,  # text that can be searched and edited
 }
 MARKERS = "osD^vP*Xph"
-#: The colours of Okabe and Ito, for classes and shares, which have no order.
+#: Okabe and Ito's colours, for unordered classes and fractions.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000", "#999999", "#7F3C8D")
 
 
@@ -65,7 +65,7 @@ def save_figure(analysis: Analysis, folder: Path) -> list[Path]:
 
 
 def panels(columns: int, rows: int = 1, width: float = 3.6, height: float = 2.9) -> tuple[Figure, np.ndarray]:
-    """Create a figure with rows x columns axes; `width` and `height` are those of one panel."""
+    """Create a figure with rows x columns axes; `width` and `height` are per panel."""
     from matplotlib.figure import Figure
 
     # Not pyplot, which keeps every figure alive until it is closed and chooses a backend for the whole process.
@@ -120,7 +120,7 @@ class Line:
         return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else None
 
     def at_first_layer(self, name: str) -> tuple[float, float]:
-        """Return mean and deviation of a value at the first layer that was measured; the latter is NaN for one seed."""
+        """Return the mean and deviation of a value at the first measured layer; the latter is NaN for one seed."""
         mean, std = self.over_seeds(lambda run: next(iter(run.layers.values())).values[name])
         return float(mean), float("nan") if std is None else float(std)
 
@@ -232,7 +232,7 @@ def plot_bars(axes: Any, runs: Sequence[ModelResult], name: str) -> None:
     lines = lines_of(runs)
     for place, line in enumerate(lines):
         mean, std = line.at_first_layer(name)
-        # Trained models alone have a solid line; bars of untrained ones are hatched.
+        # Only trained models have a solid line; bars of untrained ones are hatched.
         hatch = "//" if line.style["linestyle"] != "-" else None
         axes.bar(place, mean, yerr=std, width=0.62, color=line.style["color"], hatch=hatch, capsize=4)
         if np.isfinite(mean):

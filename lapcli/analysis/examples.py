@@ -1,4 +1,4 @@
-"""The data of an analysis: sequences of text or images, the same for every run that is compared.
+"""The data of an analysis: sequences of text or images, identical for all compared runs.
 
 Shapes: B sequences, T tokens.
 """
@@ -25,13 +25,13 @@ from lapcli.runtime.errors import UsageError
 from lapcli.runtime.ranks import World
 
 TOKENS_AT_ONCE = 8192
-# As DINOv3's notebook pca.ipynb, which resizes pictures to a height of 768 pixels: 48 patches of 16.
+# As in DINOv3's notebook pca.ipynb, which resizes images to a height of 768 pixels: 48 patches of 16.
 ROWS = 48  # rows of patches in a feature map, if the model takes pictures of any size
 
 
 @dataclass(frozen=True)
 class DataOrigin:
-    """Where examples come from, for the output."""
+    """The source of the examples, for the output."""
 
     data: str  # in words
     data_sha256: str
@@ -67,11 +67,11 @@ class TextExamples:
         device: torch.device,
     ) -> None:
         self.origin, self._device, self._tokenizer = origin, device, tokenizer
-        # `shuffled`: the first sequences of the stream in its stored order, whatever the seed and the batch size.
+        # `shuffled`: the first sequences of the stream in its stored order, for every seed and batch size.
         self._sequences = TokenBatches(stream, context=context, batch=1, seed=0, shuffled=True)
         self._count = min(limit, self._sequences.sequences_per_epoch)
         self._batch = max(1, TOKENS_AT_ONCE // context)
-        # Decoded when a name is shown: a vocabulary has tens of thousands.
+        # Decoded only for display: a vocabulary has tens of thousands of tokens.
         self.classes = _TokenNames(tokenizer)
 
     def __len__(self) -> int:
@@ -147,9 +147,9 @@ class ImageExamples:
         return [(self._images.name(int(index)), self._images.image(int(index))) for index in spread]
 
     def prepare(self, image: Image.Image, patch: int | None) -> tuple[Tensor, Tensor]:
-        """Return the model's input, 1 x 3 x H x W, and the same picture as bytes, 3 x H x W.
+        """Return the model's input, 1 x 3 x H x W, and the same image as bytes, 3 x H x W.
 
-        A model that takes any size (`patch` pixels a patch) gets the whole picture, ROWS patches high.
+        A model that accepts any size (`patch` pixels per patch) gets the complete image, ROWS patches high.
         """
         if patch is None:
             pixels_CHW = torch.tensor(evaluation_transform(self._source, self._size)(image))

@@ -1,8 +1,8 @@
 """The base of every analysis: a `Measurement` with name, options, needs, accumulator, table columns and figure.
 
 Each file in `lapcli/analysis/measurements` holds one, which `measurements/__init__.py` names. These files import torch
-and matplotlib inside functions, never at the top: the checks of a command line read their declarations and must answer
-at once.
+and matplotlib inside functions, never at the top: the checks of a command line read their declarations and must be
+fast.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, on what, and how: the options of `lap analyze`."""
+    """The options of `lap analyze`: measurement, data and method."""
 
     checkpoint: str = "last"
     init: bool = False  # also the untrained models
@@ -78,8 +78,8 @@ class NotApplicable(UsageError):
 class Measurement:
     """A measurement: a subclass declares it, an instance measures one model.
 
-    `lap analyze NAME` takes those of the `Settings` that `options` names; `definition` goes to the output. The
-    measurement is for models that give all of `needs` (the names in `recipe/schema.py`). Without --layer it measures
+    `lap analyze NAME` takes those of the `Settings` that `options` names; `definition` goes to the output. It
+    applies to models that provide all of `needs` (the names in `recipe/schema.py`). Without --layer it measures
     `default_layers` (last, all or spread), of tokens before or after the model's last norm, as `norm` says. `columns`
     are the values in the table of the terminal, with their headings. `counts` are values that describe the data and not
     the model; reports leave them out.
@@ -96,13 +96,13 @@ class Measurement:
     reads_tokens: ClassVar[bool] = True  # else the weights alone, without a forward
 
     def __init_subclass__(cls) -> None:
-        # When the file is imported: a plugin's mistake is found before any model has run.
+        # Checked at import: an error in a plugin is found before any model runs.
         missing = [name for name in ("name", "definition", "columns") if not hasattr(cls, name)]
         if missing:
             raise TypeError(f"the measurement {cls.__qualname__} does not declare {', '.join(missing)}")
 
     def __init__(self, model: OpenedModel, settings: Settings) -> None:
-        """Raise NotApplicable or UsageError where the model, its data or the settings do not allow the measurement."""
+        """Raise NotApplicable or UsageError if the model, its data or the settings do not allow the measurement."""
         self.model, self.settings = model, settings
         self.layers = chosen_layers(self.settings.layer, self.default_layers, model.anatomy.layers)
 
@@ -141,7 +141,7 @@ class Measurement:
         if head is None or head.out_features != classes:
             has = "no classifier" if head is None else f"a classifier of {head.out_features:,} classes"
             raise NotApplicable(f"{self.name}: the model has {has} and the data {classes:,} classes; see --data")
-        # Only the number of classes was compared: row c is taken to be class c of the data.
+        # Only the class counts were compared: row c is assumed to be class c of the data.
         return to_float64(head.weight).cpu().numpy()
 
 
@@ -159,7 +159,7 @@ def chosen_layers(text: str | None, default: str, layers: int) -> list[int]:
     for part in wanted.split(","):
         first, dash, last = part.strip().rpartition("-")
         try:
-            # Nothing before the dash: it is the sign of a negative number.
+            # No digits before the dash: it is the sign of a negative number.
             ends = (int(first), int(last)) if dash and first else (int(part), int(part))
         except ValueError:
             raise UsageError(f"--layer {wanted[:40]!r}: expected last, all, a number, 0,5,11 or 6-11") from None

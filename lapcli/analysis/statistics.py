@@ -19,7 +19,7 @@ def principal_components(x_ND: np.ndarray, count: int) -> tuple[np.ndarray, np.n
     """Return projections N x count of the centred rows, the directions count x D, and each one's fraction of variance.
 
     The sign of a component is arbitrary; its largest entry is made positive, so that figures can be compared.
-    Directions beyond the rank are zero, and so are the shares of rows that do not vary.
+    Directions beyond the rank are zero, and so are the fractions of rows that do not vary.
     """
     centred = x_ND - x_ND.mean(axis=0)
     _, singular, directions = np.linalg.svd(centred, full_matrices=False)
@@ -41,8 +41,8 @@ class ClassMoments:
 
     def __init__(self, classes: int, width: int, scatter: bool = False) -> None:
         self.count_C = np.zeros(classes, dtype=np.int64)
-        # Zeroed memory is allocated by the system when a row is first written: of 65,536 classes only those in the data
-        # take memory.
+        # The system allocates zeroed memory at the first write to a row: only classes in the data take
+        # memory.
         self.mean_CD = np.zeros((classes, width))
         self.squares_C = np.zeros(classes)
         self.extra_C = np.zeros(classes)  # sum of `extra_N`, any other quantity of an example
@@ -75,6 +75,6 @@ class ClassMoments:
             sums_K = x_ND.new_zeros(len(present_K)).index_add_(0, row_N, extra_N.double())
             self.extra_C[rows] += sums_K.cpu().numpy()
         if self.scatter_DD is not None:
-            # The sum over classes of weight * delta delta^T, as one product.
+            # The sum over classes of weight * delta delta^T, as one matmul.
             moved_KD = x_ND.new_tensor(np.sqrt(weight_K)[:, None] * delta_KD)
             self.scatter_DD += (deviation_ND.T @ deviation_ND + moved_KD.T @ moved_KD).cpu().numpy()

@@ -84,7 +84,7 @@ def analyze(
     from lapcli.result_rows import find_paths
     from lapcli.runs import named_run, newest_run
 
-    # Before torch is imported: a mistake is refused within half a second.
+    # Checked before torch is imported, so that errors appear within half a second.
     for path in image or []:
         if not path.is_file():
             raise UsageError(f"--image {path} does not exist; name an image file")

@@ -83,7 +83,7 @@ def evaluate(
     device = measured.recipe.train.device
     weights = find_checkpoint(measured, checkpoint)
     if needs_launch(processes, device):
-        # The newest run may be another one by the time the processes start.
+        # A newer run may exist by the time the processes start.
         more = ["--run", str(measured.path)] if name is None else []
         raise typer.Exit(launch(processes, [*sys.argv[1:], *more], device))
 

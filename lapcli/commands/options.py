@@ -133,7 +133,7 @@ def overrides(set_: list[str] | None, data: Path | None) -> list[str]:
     # Bytes of the command line that are not UTF-8 arrive as surrogates, which no YAML or JSON file can hold.
     if data is not None and (shown := str(data).encode("utf-8", "replace").decode()) != str(data):
         raise UsageError(f"--data {shown}: its name is not UTF-8, as recipes require; rename it, or link to it")
-    # A local copy has the hub's files but not its revisions.
+    # A local copy has the hub's files but no revisions.
     local = [] if data is None else [f"data.train={json.dumps(str(data), ensure_ascii=False)}", "data.revision=null"]
     return [*(set_ or []), *local]
 
@@ -151,7 +151,7 @@ def load_with_data(path: Path, set_: list[str] | None, data: Path | None, seed: 
 
 
 def runs_dir_option(folder: Path) -> str:
-    """Return ` --runs-dir FOLDER` for a command to try next; empty for the folder that it reads anyway."""
+    """Return ` --runs-dir FOLDER` for a command to try next; empty for the default folder."""
     return "" if folder == default_runs_dir() else f" --runs-dir {shlex.quote(str(folder))}"
 
 

@@ -69,7 +69,7 @@ def plan(
     plans = {}
     for stage, staged in _run_recipes(loaded, runs_dir or default_runs_dir(), run).items():
         device = _device(gpu, (tflops, memory, bandwidth), staged, probing=probe is not None)
-        # One of a named device; on this machine as many processes as `lap train` would use.
+        # One process for a named device; on this machine as many processes as `lap train` would use.
         processes = gpus or (1 if device else Processes().here(staged.train.device))
         plan = plan_training(staged, processes, device, mfu, price)
         if probe is not None and plan.fits is False:

@@ -175,7 +175,7 @@ def watch(
         seen = [read_watched_run(path, metric) for path in paths]
         is_over = all(run.status != "running" for run in seen)
         if is_screen:
-            # Clears the screen and moves the cursor to its corner; the last picture stays in the scroll-back.
+            # Clears the screen and moves the cursor to the corner; the last plot stays in the scroll-back.
             print(("" if is_over else "\x1b[2J\x1b[H") + screen(seen, metric), flush=True)
         for run in [] if is_screen else seen:
             if shown.get(run.name) != (run.step, run.status):

@@ -96,7 +96,7 @@ def sft(
     say_start(f"{recipe.name} is valid; loading torch")
     device = next(iter(loaded.stages.given().values())).train.device
     if needs_launch(processes, device):
-        # The newest run may be another one by the time the processes start.
+        # A newer run may exist by the time the processes start.
         named = ["--run", str(start.path.resolve())] if start is not None and run is None else []
         raise typer.Exit(launch(processes, [*sys.argv[1:], *named], device))
 

@@ -109,7 +109,7 @@ def sweep(
             print("lap: these cells tune the others; run this again after them for the rest", file=sys.stderr)
         return
     slots, shares = runner.share_machine(jobs or 1)
-    # Every cell would be refused for the same reason, after it has loaded torch.
+    # Otherwise every cell would be refused for the same reason, after loading torch.
     if (here := runner.visible_gpus()) and any(cell.loaded.train.device != "cpu" for cell, _ in known):
         Processes(nproc).check(max(1, len(here) // (jobs or 1)))
     check_room(where, disk_left(known, where), "the checkpoints of all cells", "lower checkpoint.keep")
@@ -161,11 +161,11 @@ def _check_commands(grid: "Sweep", lap: Any) -> None:
             words = shlex.split(part.cells()[0].then[part.then.index(text)] if part else text)
             if words[0] not in (THEN if part else ("report",)):
                 raise UsageError(f"expected a command among {', '.join(THEN)}")
-            # --runs-dir is added by the runner; --help would end the command with success before it has done anything.
+            # --runs-dir is added by the runner; --help would make the command succeed without doing anything.
             if {"--help", "-h", "--runs-dir"} & set(words):
                 raise UsageError("--help and --runs-dir have no effect here; leave them out")
             given = _parsed(lap, words).params
-            # The tasks of a chat stage of the run are of another objective.
+            # The chat stages of a run have the tasks of another objective.
             if part and words[0] == "eval" and "{run}" not in text and given.get("tasks"):
                 chosen_tasks(part.cells()[0].loaded.objective, given["tasks"])
         except (LapError, ValueError) as error:

@@ -88,7 +88,7 @@ def is_text(name: str) -> bool:
 
 def read_documents(path: Path, column: str = "text") -> Iterator[tuple[float, list[str | None]]]:
     """Yield the fraction of a file read so far and its next documents: those of a column (None for null); a text
-    file is one."""
+    file is one document."""
     if is_text(path.name):
         yield 1.0, [read_plain_text(path)]
         return
@@ -118,14 +118,14 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _batches(path: Path, column: str | None) -> Iterator[tuple[float, list[Any]]]:
-    """Yield the fraction of the file read so far, and the next rows, of a parquet file with the given column alone."""
+    """Yield the fraction of the file read so far, and the next rows, of a parquet file: only the given column."""
     with _readable(path):
         if path.name.endswith(".parquet"):
             import pyarrow.parquet as pq
 
             with pq.ParquetFile(path) as file:
                 done, total = 0, max(file.metadata.num_rows, 1)
-                # All columns if there is no such one, for the error message.
+                # All columns if this column is missing, for the error message.
                 columns = [column] if column in file.schema_arrow.names else None
                 for batch in file.iter_batches(_ROWS, columns=columns):
                     done += batch.num_rows

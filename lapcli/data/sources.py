@@ -1,4 +1,4 @@
-"""Where data comes from: local files, the hub, addresses, and sources by name, which other packages may add.
+"""Data sources: local files, the hub, URLs, and named sources, which other packages may add.
 
     class Fables(DocumentSource):
         name = "fables"                     # in a recipe: `data: {train: "plugin:fables"}`
@@ -11,8 +11,8 @@
 Text and conversations are written once to a jsonl file in the cache, which a run reads like any other local file.
 
 Files of the hub stay in the Hugging Face library's own cache. A complete set of cached files is used without asking the
-hub: a run started today and one started next week read the same, with or without a network. Only missing files are
-downloaded, by `lap train` when it needs them and by `lap fetch` ahead of it.
+hub: runs started today and next week read the same data, with or without a network. Only missing files are
+downloaded, by `lap train` when needed and by `lap fetch` in advance.
 """
 
 import glob
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ROWS_FILE = "text.jsonl"
 _RANGE = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
 _SECONDS = 60  # timeout of a download
-#: Reasons for a failed download, by the error of the hub's library, whose own first line is the status of a request.
+#: Reasons for a failed download, by the error of the hub's library, whose own first line is the HTTP status.
 _REASONS = {
     "GatedRepoError": "it is gated: accept its terms and log in with `hf auth login`",
     "RepositoryNotFoundError": "the hub has no public data set of that name",
@@ -59,7 +59,7 @@ class LabelledImageSource(DataSource):
 
     @abstractmethod
     def images(self) -> "tuple[ImageSet, ImageSet | None]":
-        """Return the training images, and those that the source itself holds out, if any."""
+        """Return the training images, and the source's own held-out images, if any."""
 
 
 class RowSource(DataSource):
@@ -94,7 +94,7 @@ class DocumentSource(RowSource):
 
 
 class ConversationSource(RowSource):
-    """Conversations for `source:` in a mixture: a row is a list of {role, content}, or whatever its `format` reads."""
+    """Conversations for `source:` in a mixture: a row is a list of {role, content}, or a row of its `format`."""
 
     modality = "chat"
 
@@ -133,7 +133,7 @@ def source_files(
 ) -> list[Path] | None:
     """Return the files of any source, in order; without `download`, None if they would have to be downloaded or made.
 
-    A file behind https never expires, because the address may serve another one when a run resumes.
+    A file behind https never expires, because the URL may serve another file when a run resumes.
     """
     named = find_source(source, modality)
     if isinstance(named, RowSource):
@@ -172,7 +172,7 @@ def local_files(source: str, files: str | Sequence[str] | None = None) -> list[P
             f"{place} has no {', '.join(SUFFIXES)} files; name the folder that has them, or give files, such as "
             "'**/*.txt'"
         )
-    # A file under two names, by a link or two patterns, is read once: it could be both trained and validated on.
+    # A file under two names, by a link or two patterns, is read once: otherwise it could be in both splits.
     return list({path.resolve(): path for path in reversed(paths)}.values())[::-1]
 
 

@@ -3,10 +3,10 @@
 PART/{index.json, tokens.bin, documents.bin}, and targets.bin for conversations
 
 A store is a sequence of parts, one for each source file (or for several small ones). `tokens` are the ids of its
-documents, `documents` has a row of numbers for each of them, of which the first is its length, and `targets` has a flag
+documents, `documents` has a row of numbers per document, the first of which is its length, and `targets` has a flag
 for each token. The index has the sha256 of each file, which is verified when the file is first opened. The cache key of
 a part is the name, size and modification time of its source files, and the settings: parts are built, resumed and
-reused independently, and their bytes do not depend on who builds them or when.
+reused independently, and their bytes do not depend on the process or the time of the build.
 """
 
 import json
@@ -40,12 +40,12 @@ def has_index(folder: Path) -> bool:
 
 
 class PartWriter:
-    """Writes documents in order: `append` adds tokens to the current one, `end` ends it with its numbers."""
+    """Writes documents in order: `append` adds tokens to the current document, `end` completes it with its numbers."""
 
     def __init__(self, folder: Path, vocab: int, *, columns: int = 1, has_targets: bool = False) -> None:
         self._folder, self._columns = folder, columns
         # Little-endian on every machine, so that hashes and copied caches agree. A vocabulary of 65,536, as nanochat's,
-        # still fits 16 bits: its highest id is 65,535.
+        # still fits 16 bits: the highest id is 65,535.
         self._dtypes = {TOKENS: "<u2" if vocab <= 1 << 16 else "<u4", DOCUMENTS: "<i8"}
         self._dtypes |= {TARGETS: "|b1"} if has_targets else {}
         self._files = {name: (folder / name).open("wb") for name in self._dtypes}
@@ -108,7 +108,7 @@ class TokenStore:
         return self.read(*place), self.read(*place, TARGETS)
 
     def _open(self, part: int, name: str, read: Any) -> np.ndarray:
-        """Read or map a file, verified the first time; the next start rebuilds the part of a damaged file."""
+        """Read or map a file, verified at the first time; the next start rebuilds the part of a damaged file."""
         path, (dtype, sha256) = self.parts[part] / name, self.indexes[part]["files"][name]
         if path not in self._verified and (not path.is_file() or sha256_of_file(path) != sha256):
             (self.parts[part] / INDEX).unlink(missing_ok=True)
@@ -123,7 +123,7 @@ class TokenStream:
 
     def __init__(self, store: TokenStore, documents: np.ndarray) -> None:
         self._store = store
-        # Documents that follow each other in the store too are one piece: a source in random order is a single one.
+        # Documents that are also adjacent in the store form one piece: a shuffled source is a single piece.
         last = np.append(np.diff(documents) != 1, True)[: len(documents)]
         first = np.append(True, last[:-1])[: len(documents)]
         self._starts = (store.ends - store.lengths)[documents[first]]
@@ -143,7 +143,7 @@ class TokenStream:
 
 def spans(ends: np.ndarray, start: int, count: int) -> Iterator[tuple[int, int, int]]:
     """Yield the overlap of [start, start + count) with consecutive pieces: piece number, start and end within it."""
-    # side="right": a position at a border belongs to the piece that begins there.
+    # side="right": a boundary position belongs to the piece that begins there.
     number = int(np.searchsorted(ends, start, side="right"))
     end = start + count
     while start < end:

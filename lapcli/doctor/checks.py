@@ -1,4 +1,4 @@
-"""What a check of a machine is, how checks are run, and those of the environment: GPU, compiler, locks, disk.
+"""The interface of checks, how they are run, and the environment checks: GPU, compiler, locks, disk.
 
 A check is a function that returns a finding: it passes, warns or fails, with its number and the next step.
 """
@@ -113,7 +113,7 @@ class Gpu:
 
 def this_gpu() -> Gpu:
     driver = None
-    # Not from torch: a driver that torch cannot use has to be noticed too.
+    # Not from torch: a driver that torch cannot use must be detected too.
     if DRIVER_FILE.exists():
         match = re.search(r"Kernel Module\D*([\d.]+)", DRIVER_FILE.read_text())
         driver = match.group(1) if match else "unknown"
@@ -178,7 +178,7 @@ def check_locks(variable: str, folder: Path) -> Finding:
     try:
         with tempfile.NamedTemporaryFile(prefix=".lap-doctor-", dir=place) as file, open(file.name, "rb") as again:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A lock belongs to an open file, so a second open of it is refused like another process.
+            # A lock belongs to an open file, so opening it again is refused as for another process.
             fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return passes(f"{variable}: they work in {place}")
@@ -188,6 +188,6 @@ def check_locks(variable: str, folder: Path) -> Finding:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or the nearest existing one above it: a check creates none."""
+    """Return the folder, or the nearest existing one above it: a check creates no folder."""
     folder = folder.absolute()
     return next(place for place in (folder, *folder.parents) if place.is_dir())

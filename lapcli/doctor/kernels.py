@@ -1,6 +1,6 @@
 """The numerics of this device: attention, Muon and the chunked losses against plain float64 versions of them.
 
-Inputs are rounded to the dtype under check before both sides see them, so that an error is the kernel's own. An error
+Inputs are rounded to the dtype under check before both sides see them, so that errors are the kernel's. An error
 is the largest difference divided by the largest value of the truth.
 
 Shapes: B batch, H heads, G key and value heads, T queries, S keys, D head size; N tokens, V vocabulary or prototypes.
@@ -92,7 +92,7 @@ def check_muon(dtype: torch.dtype, device: torch.device, muon: type[torch.optim.
             averages[i] = 0.95 * averages[i] + 0.05 * gradient
             update = 0.05 * gradient + 0.95 * averages[i]
             truth[i] = truth[i] - 0.02 * max(1.0, truth[i].shape[0] / truth[i].shape[1]) ** 0.5 * _spectral(update)
-    # Of the updates: beside the weights, a wrong step of 0.02 would hardly show.
+    # The error of the updates: relative to the weights, a wrong step of 0.02 would hardly show.
     updates = [p.detach().cpu().double() - start for p, start in zip(parameters, starts, strict=True)]
     expected = [x - start.double() for x, start in zip(truth, starts, strict=True)]
     limit = 2e-1 if dtype == torch.bfloat16 else 2e-3  # torch.optim.Muon, which computes in bf16, has 1.1e-1
@@ -128,7 +128,7 @@ def check_targets_loss(
     """Compare Sinkhorn-Knopp of teacher logits, and value and gradients of the student's cross entropy with them."""
     generator = torch.Generator().manual_seed(0)
     teacher_NV = torch.randn(256, 1024, generator=generator) * 0.3
-    # Vectors of length 1, as the head normalises them: longer ones would have logits that bf16 cannot represent.
+    # Unit vectors, as normalised by the head: longer vectors would have logits that bf16 cannot represent.
     x_ND, prototypes_VD = (
         torch.nn.functional.normalize(torch.randn(shape, generator=generator), dim=-1).to(dtype)
         for shape in ((256, 32), (1024, 32))
@@ -182,7 +182,7 @@ def _inputs(case: AttentionCase, dtype: torch.dtype) -> Iterator[Tensor]:
 
 
 def _outputs(attention: Attention, q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> list[Tensor | None]:
-    # New leaves: gradients of an earlier call must not add up.
+    # New leaves: gradients of earlier calls must not accumulate.
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     y = attention(*inputs)
     (y * weights).sum().backward()
@@ -237,7 +237,7 @@ class KernelNames(TorchDispatchMode):
 
 
 def kernel_checks(device: torch.device) -> list[Check]:
-    """Return all kernel checks, each on the kernels that training prefers; bf16 where runs compute in it."""
+    """Return all kernel checks, on the kernels that training prefers; bf16 where runs compute in it."""
     named: dict[str, Callable[[], Finding]] = {}
     for name, dtype in DTYPES.items() if device.type == "cuda" else [("float32", torch.float32)]:
         named |= {f"{case.name}, {name}": partial(check_attention, case, dtype, device) for case in CASES}

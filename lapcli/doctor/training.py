@@ -1,4 +1,4 @@
-"""Small trainings by the real `lap train` on this machine: killed and resumed, and on several ranks.
+"""Small training runs with the real `lap train` on this machine: killed and resumed, and on several ranks.
 
 A GPT of two layers on a made-up text, in a temporary folder, with a checkpoint after every step.
 """
@@ -19,14 +19,14 @@ from lapcli.training.metrics import last_step_metrics, read_metrics
 
 #: Seconds after which a process is considered to hang; the first step may compile for minutes.
 HANG = 900.0
-#: More steps than a run takes before it is found to have begun, so that it can be killed in between.
+#: More steps than a run makes before its start is noticed, so that it can be killed in between.
 STEPS, STEPS_TOGETHER = 100, 5
 MOST_DIFFERENCE = 0.01  # of losses in bf16, whose rounding depends on the number of processes
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "one", "dog", "ran", "round", "and", "round", "it"]
 
 
 class Training:
-    """A `lap train` in a process of its own, with its output in a file."""
+    """A `lap train` in a separate process, with its output in a file."""
 
     def __init__(self, folder: Path, name: str, command: Sequence[str]) -> None:
         self.run, self._log = folder / "runs" / name, folder / f"{name}.log"

@@ -1,8 +1,8 @@
-"""Our GPT as a model of lm-eval: requests in, answers out, journalled and computed by all processes.
+"""Our GPT as an lm-eval model: all processes share the requests and journal the answers.
 
 lm-eval's own way of distributing documents pads with copies of the last one and fails with fewer documents than
-processes. Here each process asks as if it were alone; the requests are divided among all, and everyone gets all answers
-in their order. Prompts, few-shot examples and scores are therefore the same for any number of processes.
+processes. Here each process sends all requests; the work is divided, and every process gets all answers in
+order. Prompts, few-shot examples and scores are therefore the same for any number of processes.
 
 Text prompts get <|bos|> before them, as every document has in training; chat prompts carry their tokens. A text that is
 longer than the training context loses its beginning, as in lm-eval's own models; chat prompts stay whole.
@@ -31,7 +31,7 @@ from lapcli.runtime.errors import DataError, LapError, UsageError
 from lapcli.runtime.progress import Progress
 from lapcli.runtime.ranks import World
 
-# All ranks wait while rank 0 runs generated code, possibly beyond gloo's default timeout.
+# All ranks wait while rank 0 runs generated code, possibly longer than gloo's default timeout.
 _PATIENCE = timedelta(days=7)
 T = TypeVar("T")
 Answers = Iterator[tuple[int, Any]]  # the number of an item, and its answer
@@ -50,7 +50,7 @@ class Workers:
         return self.gather(lambda: compute() if self.world.is_main else None)[0]
 
     def gather(self, compute: Callable[[], Any]) -> list[Any]:
-        """Return every rank's result. If one fails, all raise its error, or the others would wait for it."""
+        """Return every rank's result. If one process fails, all raise its error, or the others would wait for it."""
         if self._group is None:
             return [compute()]
         found, error = None, None
@@ -78,7 +78,7 @@ class Prompt(str):
     """Text that carries its token ids, through copying and pickling.
 
     lm-eval passes prompts on as text. Tokenising rendered chat would turn a `<|user_end|>` that a question merely
-    quotes into the real one; so the token ids travel with the text, which is only for people.
+    quotes into the real one; so the token ids travel with the text, which is only for display.
     """
 
     ids: tuple[int, ...]
@@ -101,18 +101,18 @@ def chat_prompt(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> 
     if not turns or turns[-1].role != "user":
         raise DataError("a prompt cannot be rendered as a conversation: it does not end with the user")
     rendered = "".join(f"<|{turn.role}_start|>{turn.parts[0].text}<|{turn.role}_end|>" for turn in turns)
-    # The text is equal to the decoded tokens.
+    # The text equals the decoded tokens.
     return Prompt(f"<|bos|>{rendered}<|assistant_start|>", render_prompt(turns, tokenizer))
 
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's
-#: Generation settings that `lap` has.
+#: Generation settings that `lap` supports.
 _UNDERSTOOD = {"until", "do_sample", "temperature", "top_k", "max_gen_toks", "max_tokens", "max_new_tokens"}
 _OF_DRAWING = {"top_p", "min_p"}  # a greedy answer is the same with any value
 
 
 class LapLM(TemplateLM):
-    """The model of one task; it knows where the task's answers are journalled."""
+    """The model of one task; it has the journal of the task's answers."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class LapLM(TemplateLM):
         if isinstance(string, Prompt):
             return list(string.ids)
         ids = self._tokenizer.encode(string)
-        # None adds <|bos|>: `TemplateLM` encodes context and whole text with None and cuts one by the other's length.
+        # None adds <|bos|>: `TemplateLM` encodes context and full text with None and splits by length.
         return ids if add_special_tokens is False else [self._tokenizer.bos, *ids]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], **_: Any) -> Prompt:
@@ -184,7 +184,7 @@ class LapLM(TemplateLM):
         return answers
 
     def _check(self, texts: list[str], continuations: list[tuple[int, ...]]) -> None:
-        """Refuse answers that cannot be compared: one without a token, or choices with unequal numbers of tokens."""
+        """Refuse answers that cannot be compared: empty answers, or labels with unequal numbers of tokens."""
         if not all(continuations):
             raise DataError(
                 f"{self._task}: one of the answers {', '.join(map(repr, texts))[:80]} merges into the last token "
@@ -203,7 +203,7 @@ class LapLM(TemplateLM):
         longest = len(context) + max(map(len, continuations)) - 1
         if longest <= self.max_length or isinstance(text, Prompt):
             return [Question(context, tuple(continuations))]
-        # Continuations of different lengths leave room for different parts of the context: nothing can be shared.
+        # Continuations of different lengths leave room for different parts of the context, so it cannot be shared.
         self.truncated += 1
         cut = []
         for continuation in continuations:
@@ -228,7 +228,7 @@ class LapLM(TemplateLM):
         """Generate answers. lm-eval repeats a request for every sample; samples of a request are drawn together."""
         groups: list[tuple[Instance, int]] = []
         for request in requests:
-            # lm-eval repeats the very same object, and the repetitions are adjacent.
+            # lm-eval repeats the same object, and repetitions are adjacent.
             if groups and groups[-1][0] is request:
                 groups[-1] = (request, groups[-1][1] + 1)
             else:
@@ -279,11 +279,11 @@ class LapLM(TemplateLM):
         cost: Callable[[T], int],
         compute: Callable[[list[T]], Answers],
     ) -> list[Any]:
-        """Take answers from the journal; the processes divide the missing ones and journal each."""
+        """Take answers from the journal; the processes divide the missing answers and journal each."""
         world = self._workers.world
         keys = [key(item) for item in items]
         answers = [self._known.get(each) for each in keys]
-        # Dealt out from the most expensive item on, so that the processes end at about the same time.
+        # Distributed from the most expensive item on, so that the processes finish at about the same time.
         missing = sorted((n for n, answer in enumerate(answers) if answer is None), key=lambda n: -cost(items[n]))
         self.resumed += len(answers) - len(missing)
         if not missing:
@@ -328,7 +328,7 @@ class LapLM(TemplateLM):
     def _generations(
         self, items: Sequence[tuple[int, ...]], sampling: Sampling, until: tuple[str, ...], samples: int, is_chat: bool
     ) -> list[list[str]]:
-        """Return `samples` texts for each prompt's tokens; a text of `until` ends an answer and is not part of it.
+        """Return `samples` texts for each prompt's tokens; a string of `until` ends an answer and is not part of it.
 
         `is_chat`: the calculator is available, and special tokens stay visible.
         """

@@ -33,7 +33,7 @@ LAYOUT = "images/training, annotations/training, images/validation and annotatio
 
 
 class Scenes:
-    """Photographs and label maps; `encoded` returns the bytes of both, and `names` what messages call them."""
+    """Photographs and label maps; `encoded` returns the bytes of both, and `names` their names in messages."""
 
     def __init__(
         self, count: int, encoded: Callable[[int], tuple[bytes, bytes]], names: Callable[[int], tuple[str, str]]
@@ -122,7 +122,7 @@ def decode_labels(encoded: bytes, name: str, size: tuple[int, int]) -> np.ndarra
     """Decode the label map of a photograph of `size` (width, height); DataError names the file."""
     try:
         with Image.open(io.BytesIO(encoded)) as image:
-            # Of mode P these are the indices of the palette, which are the labels, not its colours.
+            # In mode P these are palette indices, which are the labels, not colours.
             mode, label_size, values = image.mode, image.size, np.asarray(image)
     except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         reason = str(error).split(" <")[0] or type(error).__name__
@@ -182,7 +182,7 @@ def _tables(source: str) -> tuple[Scenes, Scenes]:
     return _of_table(splits["train"], f"{source}, train"), _of_table(splits["validation"], f"{source}, validation")
 
 
-# Both, and the augmentation below, are those of DINOv3's eval/segmentation/transforms.py.
+# Both, and the augmentation below, follow DINOv3's eval/segmentation/transforms.py.
 CROP_TRIES, LARGEST_SHARE = 10, 0.75
 
 
@@ -210,14 +210,14 @@ class SceneReader(Reader):
     def _augmented(self, image: Image.Image, labels_HW: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         size = self._crop_size
         image = resize_short_side(image, max(1, round(size * random.uniform(*self._scale))))
-        # Nearest: a mean of two classes would be a third.
+        # Nearest, because the mean of two classes would be a third class.
         resized = Image.fromarray(labels_HW).resize(image.size, Image.Resampling.NEAREST)
         pixels_HWC, labels_HW = np.asarray(image), np.asarray(resized)
         window = choose_crop(labels_HW, size)
         pixels_HWC, labels_HW = pixels_HWC[window], labels_HW[window]
         if random.random() < 0.5:
             pixels_HWC, labels_HW = pixels_HWC[:, ::-1], labels_HW[:, ::-1]
-        # Copied, because torch has no negative strides, which the flip makes.
+        # Copied, because the flip has negative strides, which torch lacks.
         pixels_HWC = distort_colours(pixels_HWC.copy())
         # Padded after the colours, so that the padding stays the mean colour.
         padded_HWC = np.broadcast_to(self._fill, (size, size, 3)).copy()
@@ -240,7 +240,7 @@ def choose_crop(labels_HW: np.ndarray, size: int) -> tuple[slice, slice]:
     for _ in range(CROP_TRIES):
         top, left = random.randint(0, max(0, height - size)), random.randint(0, max(0, width - size))
         window = slice(top, top + size), slice(left, left + size)
-        # Without the unlabelled pixels, which are no class.
+        # Without unlabelled pixels, which are not a class.
         counts = np.bincount(labels_HW[window].reshape(-1), minlength=IGNORED + 1)[:IGNORED]
         if np.count_nonzero(counts) > 1 and counts.max() <= LARGEST_SHARE * counts.sum():
             break
@@ -262,7 +262,7 @@ def distort_colours(pixels_HWC: np.ndarray) -> np.ndarray:
     if random.random() < 0.5:
         image = functional.adjust_saturation(image, random.uniform(0.5, 1.5))
     if random.random() < 0.5:
-        # The whole circle of hues, as in DINOv3; mmseg's distortion is far weaker.
+        # The full hue circle, as in DINOv3; mmseg's distortion is far weaker.
         image = functional.adjust_hue(image, random.uniform(-0.5, 0.5))
     if not contrast_first:
         image = (image * contrast).clamp_(0, 1)

@@ -1,10 +1,10 @@
-"""A frozen ViT as the probes see it (images in, class token and patches of the last block after the final norm out),
+"""A frozen ViT for probes (from images to the class token and patches of the last block after the final norm),
 and its features of whole image sets and of training batches.
 
-Images go through in chunks of a fixed size that the processes take in turn, so that one process and several compute
-the very same chunks: features, and all that is made of them, do not depend on the number of processes.
+Images go through in chunks of a fixed size that the processes take in turn, so that any number of processes
+computes the same chunks, features and results.
 
-Shapes: B images, N images of a whole set, P patches, D features.
+Shapes: B images, N images of a complete set, P patches, D features.
 """
 
 import copy
@@ -31,7 +31,7 @@ from lapcli.runtime.ranks import World
 
 
 class Backbone:
-    """A frozen ViT from uint8 images, of any square size that its patches tile, to float32 features.
+    """A frozen ViT from uint8 images, of any square size divisible into patches, to float32 features.
 
     The classifier of a run, a timm ViT, or the teacher of a self-supervised run, whose rotary positions suit images of
     any size.
@@ -81,7 +81,7 @@ class Backbone:
 
 
 def source_of(backbone: Backbone, **settings: Any) -> ImageSource:
-    """Return settings in the form that transforms take; the image source is not used."""
+    """Return settings in the form expected by transforms; the image source is not used."""
     return ImageSource(train="builtin", validation=0.5, mean=backbone.mean, std=backbone.std, **settings)
 
 
@@ -106,7 +106,7 @@ class ForwardSettings:
         return self.world.shares(count, self.batch)
 
     def together(self, rows: Tensor) -> Tensor:
-        """Combine rows of which each process filled some and left the others 0; in place, and exact: x + 0 = x."""
+        """Combine rows that each process filled in part and left 0 elsewhere; in place, and exact: x + 0 = x."""
         if self.world.size > 1:
             dist.all_reduce(rows)
         return rows
@@ -145,7 +145,7 @@ def all_features(
     how: ForwardSettings,
     doing: str,
 ) -> Tensor:
-    """Return the (N, width) features of the whole set, on every process."""
+    """Return the (N, width) features of the complete set, on every process."""
     features_ND = torch.zeros(len(images), width, device=backbone.device)
     for positions, features_BD in batches_of_features(backbone, images, crop_ratio, feature, how, doing):
         features_ND[positions.start : positions.stop] = features_BD
@@ -177,7 +177,7 @@ class SharedBatches:
     def turns(self, step: int) -> Iterator[tuple[range, Tensor, Tensor]]:
         """Yield positions in the batch with their images and labels."""
         for turn, share in enumerate(self._shares):
-            # Also for an empty share: the workers prefetch in order, and a request left out would restart them.
+            # Also for an empty part: the workers prefetch in order, and a skipped request would restart them.
             images_BCHW, labels = self._loader.batch(step, turn)
             if share:
                 yield share, images_BCHW, labels

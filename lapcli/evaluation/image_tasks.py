@@ -81,9 +81,9 @@ def measure_images(request: Request, loaded: LoadedModel, world: World) -> list[
             else:
                 opened = open_ade20k(scenes.data)
                 world.require_same({"data": opened.identity})
-                # Windows are larger than the other tasks' images; a batch has as many pixels as one of theirs.
+                # Windows are larger than the other tasks' images; a batch has the same number of pixels.
                 share = (backbone.image / window_size(scenes, backbone.patch)) ** 2
-                # No bf16: DINOv3's segmentation computes in float32.
+                # No bf16: DINOv3's segmentation uses float32.
                 at_once = ForwardSettings(world, max(1, int(batch * share)), workers, progress=progress)
                 scores.append(measure_ade20k(backbone, opened, scenes, at_once, request.limit))
     return scores
@@ -103,7 +103,7 @@ def _accuracy(
     run = request.run
     source: Any = loaded.images
     assert loaded.classes is not None
-    # The folder that the run was trained on keeps its held-out images: all others would be training images.
+    # The run's own folder keeps its held-out split: all other images were used for training.
     if data is not None and Path(source.train).expanduser().resolve() != data.resolve():
         source = source.model_copy(update={"train": str(data), "validation": None, "revision": None})
     names = run.info.get("classes") or [str(number) for number in range(loaded.classes)]
@@ -136,7 +136,7 @@ class LinearProbes:
     def __init__(
         self, width: int, classes: int, rates: Sequence[float], *, steps: int, seed: int, device: torch.device
     ) -> None:
-        # Drawn on the CPU: the same weights for every device.
+        # Initialised on the CPU: the same weights on every device.
         start_KD = torch.randn(classes, width, generator=torch.Generator().manual_seed(seed)) * INITIAL_STD
         self.weights = [start_KD.to(device, copy=True).requires_grad_() for _ in rates]
         self.biases = [torch.zeros(classes, device=device, requires_grad=True) for _ in rates]
@@ -181,7 +181,7 @@ def limited(data: ImageData, limit: int | None) -> ImageData:
 def measure_knn(
     backbone: Backbone, data: ImageData, protocol: KnnProtocol, how: ForwardSettings, limit: int | None = None
 ) -> list[Score]:
-    """Return one score for each number of neighbours; those beyond the number of training images are omitted."""
+    """Return one score for each number of neighbours; values above the number of training images are omitted."""
     data = limited(data, limit)
     counts = [k for k in protocol.neighbours if k <= len(data.train)]
     if not counts:
@@ -241,7 +241,7 @@ def measure_linear(
             "the linear probe diverged at every learning rate; use smaller ones with --set linear.rates=[..]"
         )
     on_validation = _top(backbone, data.validation, protocol.crop_ratio, probes, how)
-    # Of equally good rates the first one wins, so that the choice is reproducible.
+    # The first of equally good rates wins, so that the choice is reproducible.
     best = max((rate for rate in range(len(finite)) if finite[rate]), key=lambda rate: on_validation[rate][0])
     images = len(data.validation)
     correct = on_validation[best][0]

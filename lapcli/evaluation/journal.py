@@ -1,7 +1,7 @@
 """Saved answers: a line of JSON for each document, written as soon as it is scored.
 
 A killed evaluation reads it and resumes. The folder belongs to one set of weights, task and settings, each line to the
-exact tokens of its prompt, so that no answer can be stale. Batch size and number of processes are not part of the
+exact tokens of a prompt, so that no answer can be stale. Batch size and number of processes are not part of the
 key, because they do not change answers. Each process writes its own file.
 """
 
@@ -46,7 +46,7 @@ class Journal:
             if is_cut:  # the new line must not be appended to a half one
                 self._file.write("\n")
         self._file.write(json.dumps({"key": key, "value": value}) + "\n")
-        # To the kernel, not to the disk: enough for a process that is killed.
+        # Flushed to the kernel, not to disk: enough if the process is killed.
         self._file.flush()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Evaluates a language model task by task through lm-eval, each with a journal and a file of samples.
 
-Its results become scores with their units and directions. Below: tasks as lm-eval loads them, its definitions of our
-benchmarks over our documents, and any other task by its name or file.
+Its results become scores with their units and directions. Below: loading lm-eval's tasks, with its definitions of
+our benchmarks over our documents, or any task by name or file.
 """
 
 import json
@@ -57,7 +57,7 @@ def _ask(
     dtype = str(model.embed.weight.dtype).removeprefix("torch.")
     scores: list[Score] = []
     for task in tasks:
-        # All that answers and verdicts depend on, except the prompts, which are in each line's key.
+        # Everything on which answers and verdicts depend, except prompts, which are in each line's key.
         key = digest(
             *(loaded.weights_sha256, tokenizer.sha256, dtype, task.name, request.protocol, str(task.sampling)),
             *(
@@ -72,7 +72,7 @@ def _ask(
             task.judge.journal, task.judge.progress, task.judge.on_main = folder, progress, workers.on_main
         known: Any = {"task": task.name, "seed": request.seed, "journal": folder, "progress": progress}
         lm = LapLM(model, tokenizer, workers, batch=request.batch or BATCH, **known)
-        # `simple_evaluate` would reseed all generators. One task a call: lm-eval asks all before it scores any.
+        # `simple_evaluate` would reseed all generators. One task per call: lm-eval scores only after all requests.
         results: Any = evaluator.evaluate(
             lm=lm,
             task_dict=task.loaded,
@@ -164,7 +164,7 @@ def _metrics(prepared: PreparedTask, name: str, results: Mapping[str, Any]) -> d
     numbers, directions = results["results"][name], results["higher_is_better"].get(name, {})
     metrics: dict[str, dict[str, Any]] = {}
     for key, value in numbers.items():
-        # Beside metrics ("acc,none") there are names, counts and "N/A".
+        # Besides metrics ("acc,none") there are names, counts and "N/A".
         metric, comma, filter_name = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
             continue

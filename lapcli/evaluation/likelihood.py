@@ -1,8 +1,8 @@
 """Log-likelihoods of continuations, whose shared context is computed once.
 
-A question is a context and its continuations. All of them are one row of a forward: the context, then the continuations
-side by side, each at the positions that follow the context and masked from the others. The head is applied only where a
-token is predicted. A question whose continuations are single tokens (letters) needs its context alone: one row, one
+A question is a context and its continuations. A forward has one row per question: the context, then the continuations
+side by side, each with the positions after the context and masked from the others. The head is applied only where a
+token is predicted. A question whose continuations are single tokens (letters) needs only its context: one row, one
 predicting position.
 
 Shapes: B questions, T tokens of a row, N predicting positions, C width, V vocabulary.
@@ -90,7 +90,7 @@ def _score_batch(model: GPT, questions: Sequence[Question]) -> list[list[Likelih
             tokens_BT[row, segment] = torch.tensor(continuation[:-1], dtype=torch.long)
             positions_BT[row, segment] = torch.arange(len(context), len(context) + inputs)
             segments_BT[row, segment] = number
-            # The last token of the context predicts the first one of every continuation.
+            # The last token of the context predicts the first token of every continuation.
             columns_of_row.append([len(context) - 1, *range(end, end + inputs)])
             end += inputs
         places.append(columns_of_row)
@@ -99,7 +99,7 @@ def _score_batch(model: GPT, questions: Sequence[Question]) -> list[list[Likelih
         cache = _SideBySide(positions_BT.to(device), _mask(positions_BT, segments_BT).to(device))
     x_BTC = model.hidden(tokens_BT.to(device), cache)
 
-    # Each predicting position once, although continuations share the end of their context.
+    # Each predicting position is listed once, although continuations share the end of their context.
     positions = dict.fromkeys((row, place) for row, lists in enumerate(places) for each in lists for place in each)
     predicting = {position: number for number, position in enumerate(positions)}
     wanted: list[list[int]] = [[] for _ in predicting]
@@ -142,7 +142,7 @@ def _log_probabilities(model: GPT, x_NC: Tensor, wanted: list[list[int]]) -> lis
         total_N = logits_NV.logsumexp(dim=-1)
         likeliest_N = logits_NV.argmax(dim=-1).tolist()
         block = wanted[start : start + at_once]
-        # One gather for all positions: the host waits for each copy from the device.
+        # One gather for all positions: each copy from the device is a host sync.
         rows = [row for row, tokens in enumerate(block) for _ in tokens]
         logprobs = iter((logits_NV[rows, [token for tokens in block for token in tokens]] - total_N[rows]).tolist())
         likelihoods += [

@@ -40,7 +40,7 @@ def evaluate_run(request: Request, weights: Checkpoint) -> dict[str, Any]:
 
             found, details = measure_language(replace(request, tasks=language), loaded, world)
             scores += found
-        # The name says what was measured, the hash how: settings, weights and data.
+        # The name gives the tasks, the hash the settings, weights and data.
         settings = [(dict(score.conditions), score.protocol, score.data_sha256) for score in scores]
         what = "+".join(request.tasks).replace("/", "_")[:90]
         limited = "" if request.limit is None else f"_limit{request.limit}"

@@ -1,12 +1,12 @@
 """`ade20k`: segmentation of scenes by a linear head on frozen patch tokens, measured by the mean IoU.
 
 The head is small and its upsampled logits are large (150 classes x 512 x 512 pixels), so they exist for one image at a
-time: its loss is differentiated with respect to the logits of its patches, and the backward through the head is one for
-all images. The processes divide the images among them; features and gradients of the patch logits are summed over
-processes, and each process updates the head from all of them. So batch norm sees the whole batch, and the result does
+time: its loss is differentiated with respect to the logits of its patches, and a single backward through the head
+covers all images. The processes divide the images; features and gradients of the patch logits are summed over
+processes, and each process updates the head from all of them. Batch norm sees the complete batch, and the result does
 not depend on the number of processes.
 
-Shapes: B images, D features, K classes, H x W pixels, h x w patches; N pixels or images that are counted.
+Shapes: B images, D features, K classes, H x W pixels, h x w patches; N counted pixels or images.
 """
 
 import math
@@ -58,10 +58,10 @@ class LinearHead(nn.Module):
         self._dropout, self._seed = dropout, seed
 
     def forward(self, features_BDhw: Tensor, step: int = 0) -> Tensor:
-        """Return (B, K, h, w) logits. In training the dropped channels are drawn by (seed, step), alike on all
-        processes."""
+        """Return (B, K, h, w) logits. In training the dropped channels are drawn by (seed, step), identically
+        on all processes."""
         if self.training and self._dropout:
-            # + 1, because the seed itself draws the initial weights.
+            # + 1, because the seed itself is used for the initial weights.
             generator = torch.Generator().manual_seed(self._seed + 1 + step)
             kept_BD = torch.rand(features_BDhw.shape[:2], generator=generator) >= self._dropout
             features_BDhw = features_BDhw * (kept_BD / (1 - self._dropout)).to(features_BDhw.device)[:, :, None, None]
@@ -89,7 +89,7 @@ def starts(length: int, window: int, stride: int) -> list[int]:
 
 
 def slide(logits_of: Callable[[Tensor], Tensor], image_CHW: Tensor, window: int, stride: int, at_once: int) -> Tensor:
-    """Return (K, H, W) logits of an image no smaller than the window: means over the windows that cover a pixel."""
+    """Return (K, H, W) logits of an image at least as large as a window: means over the windows at a pixel."""
     _, height, width = image_CHW.shape
     places = [(y, x) for y in starts(height, window, stride) for x in starts(width, window, stride)]
     total_KHW: Tensor | None = None
@@ -112,7 +112,7 @@ def classes_at(logits_KHW: Tensor, size: tuple[int, int]) -> Tensor:
     guesses = torch.zeros(size, dtype=torch.int64, device=logits_KHW.device)
     for first in range(0, len(logits_KHW), CLASSES_AT_ONCE):
         values, classes = _upsampled(logits_KHW[first : first + CLASSES_AT_ONCE], size).max(dim=0)
-        # Strictly, so that the first of equal classes wins, as in an arg-max over all of them.
+        # Strict, so that the first of equal classes wins, as in argmax.
         better = values > best
         best, guesses = torch.where(better, values, best), torch.where(better, classes + first, guesses)
     return guesses
@@ -164,7 +164,7 @@ class Segmentation:
             logits_KHW = _upsampled(coarse_Khw, (self.window, self.window))
             truth_HW = labels_HW.to(device, torch.int64)
             loss = F.cross_entropy(logits_KHW[None], truth_HW[None], ignore_index=IGNORED, reduction="sum")
-            # By all pixels of the batch, also the ignored ones, as in DINOv3's loss.py.
+            # Divided by all pixels of the batch, even ignored pixels, as in DINOv3's loss.py.
             loss = loss / (batch * truth_HW.numel())
             (gradient_BKhw[row],) = torch.autograd.grad(loss, coarse_Khw)
             total += loss.item()

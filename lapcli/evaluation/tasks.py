@@ -1,6 +1,6 @@
-"""The tasks available for each model, their settings, and the request: everything that one `lap eval` is asked.
+"""The tasks available for each model, their settings, and the request of one `lap eval`.
 
-torch is not imported here, nor lm-eval unless a name is not one of ours, so that a mistake is refused at once.
+torch is not imported here, nor lm-eval unless a name is not one of ours, so that errors are reported at once.
 """
 
 import math
@@ -31,7 +31,7 @@ SEED = 1234  # lm-eval's default, so that the few-shot examples are the ones tha
 # The paper names linear, knn and ade20k and gives no settings; the defaults are those of the DINOv3 evaluation scripts,
 # and for answers nanochat's. `--set` changes them, and every result lists those that differ from the defaults.
 
-#: Short side to 256, then the centre of 224, for images of 224 pixels; the same share for others.
+#: Short side to 256, then the centre of 224, for images of 224 pixels; the same ratio for other sizes.
 CROP_RATIO = 224 / 256
 Seed = Annotated[Whole, Field(ge=0, lt=2**62)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -160,7 +160,7 @@ class Score:
     note: str = ""  # below the table
 
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """Return value, standard error, unit and direction of each metric; an image task has one, of its own name."""
+        """Return value, standard error, unit and direction of each metric; image tasks have one, the task's name."""
         stderr = None if self.interval is None else (self.interval[1] - self.interval[0]) / (2 * 1.96)
         own = {"value": self.value, "stderr": stderr, "unit": self.unit, "direction": self.direction}
         return self.details.get("metrics") or {self.task: own}

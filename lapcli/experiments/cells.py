@@ -4,7 +4,7 @@ A cell is an ordinary run, trained by `lap train`. Its name is made from its own
 and its runs keep their names. The state of a cell is read from its run directory:
 
     runs/NAME/                ordinary run
-    runs/NAME/sweep.json      commands that followed its training, with the weights that they saw; marks a search
+    runs/NAME/sweep.json      commands that followed its training, with the weights that they used; marks a search
     runs/.sweeps/NAME.lock    held while a process works on the cell
     runs/.sweeps/NAME.log     output of its commands
 """
@@ -125,10 +125,10 @@ def cell_name(prefix: str, values: Mapping[str, Any]) -> str:
         elif key == OPERATORS:
             parts.append(_text(value) if value else "plain")
         else:
-            # The whole key where two of the grid end alike, such as validation.every and checkpoint.every.
+            # The full key if two keys of the grid end alike, such as validation.every and checkpoint.every.
             parts.append((key if last.count(short) > 1 else short) + _text(value))
     name = re.sub(r"[^A-Za-z0-9._+-]", "_", "-".join(parts))
-    # The hash is of the cell's own values, so that its name does not change when the grid grows.
+    # The hash covers the cell's own values, so that its name does not change when the grid grows.
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{sha256_of_json(values)[:8]}"
 
 
@@ -165,7 +165,7 @@ class Progress:
 
     @property
     def is_tried(self) -> bool:
-        """Whether it is trained or has diverged, since a diverging learning rate cannot be the best one."""
+        """Whether it is trained or has diverged, since a diverging learning rate cannot be the best."""
         return self.is_trained or self.diverged
 
 
@@ -178,7 +178,7 @@ def progress(cell: Cell, runs_dir: Path) -> Progress:
     if info.get("recipe_sha256") != cell.recipe_sha256 and changes(read_run(path), cell.loaded):
         return Progress()
     status = status_of(path, info)
-    # `run.json` has the step of the last save; while a run trains, its metrics are ahead of it.
+    # `run.json` has the step of the last save; during training, the metrics are ahead of it.
     last = last_step_metrics(path / METRICS).get("step", 0) if status == "running" else 0
     return Progress(
         status=status,
@@ -235,7 +235,7 @@ def make_work_folder(runs_dir: Path) -> Path:
 
 def lock_cell(name: str, runs_dir: Path) -> IO[str] | None:
     """Take the cell's lock; None if another process has it. Children inherit it: it outlives a killed sweep."""
-    # Never removed: two processes could each hold the lock of a file of this name, the removed one and its successor.
+    # Never removed: two processes could then hold locks of the same name, on the removed file and its successor.
     handle = (make_work_folder(runs_dir) / f"{name}.lock").open("w", encoding="utf-8")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -249,7 +249,7 @@ def lock_cell(name: str, runs_dir: Path) -> IO[str] | None:
 
 
 def refuse_others(cells: Iterable[Cell], runs_dir: Path) -> None:
-    """Raise UsageError if runs of the cells' names have another recipe: `lap train` would refuse each of them."""
+    """Raise UsageError if runs with the cells' names have another recipe: `lap train` would refuse each of them."""
     others = []
     for cell in cells:
         if not (runs_dir / cell.name / INFO).is_file():

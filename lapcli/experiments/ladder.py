@@ -14,11 +14,11 @@
     outcome: validation_bits_per_byte
     margin: 0.003
 
-Every cell is an ordinary run, `LADDER-rung-arm-values-seed`. First each arm is tuned by as many runs as every other,
+Every cell is an ordinary run, `LADDER-rung-arm-values-seed`. First each arm is tuned with the same number of runs,
 on the lowest rungs; an arm that sets a tuned key itself keeps its value. Then come the pairs of each rung, each arm at
-its own optimum, on the rungs of `controls` also at the baseline's; there the baseline is compared with itself on other
-seeds (A/A) too. Equal cells are one run. The held-out rung is run last. Nothing is kept but the runs: which cells are
-left, the optima and the verdicts are read from them, so that an interrupted ladder ends as any other.
+its own optimum and, on the rungs of `controls`, at the baseline's; there the baseline is also compared with itself on
+other seeds (A/A). Equal cells are one run. The held-out rung is run last. Only the runs are stored: remaining cells,
+optima and verdicts are read from them, so that an interrupted ladder ends like any other.
 """
 
 import math
@@ -51,7 +51,7 @@ from lapcli.runtime.errors import LapError, UsageError, known_names
 from lapcli.training.metrics import read_metrics
 
 Overrides = dict[str, Any]
-#: Added to the recipe's seed: nothing that was tuned is measured on the seed that chose it.
+#: Added to the recipe's seed: tuned values are not measured on the seed that chose them.
 TUNING_SEED, AA_SEED = 1000, 2000
 AA, SHARED = "A/A", "shared rate"  # the baseline against itself; an arm at the baseline's rate
 _PARTS_OF_AN_OCTAVE = 4  # optima are rounded, so that equal ones are equal
@@ -78,7 +78,7 @@ class LadderFile(Section):
     outcome: Text  # a metric of the last validation
     margin: Positive  # a difference below it does not matter
     held_out: Text | None = None
-    # A rate on a rung that was not tuned: that of the last tuned rung, times (width ratio)^power.
+    # The rate on an untuned rung: the rate of the last tuned rung times (width ratio)^power.
     carry: Literal["same"] | dict[Literal["width"], float] = Field("same", description="`same` or {width: POWER}")
     transfer_within: Annotated[float, Field(ge=1, le=100)] = 1.5  # how far optima of tuned rungs may be apart
 
@@ -98,7 +98,7 @@ class Planned(NamedTuple):
 
 
 class Ladder:
-    """A ladder file with the runs that it has so far; `arms` selects some of the arms, `options` are `--set`."""
+    """A ladder file with its runs so far; `arms` selects some of the arms, `options` are `--set`."""
 
     def __init__(self, path: Path, runs_dir: Path, options: Sequence[str] = (), arms: Sequence[str] = ()) -> None:
         self.path, self.runs_dir, self.options, self.name = path, runs_dir, tuple(options), path.stem
@@ -298,7 +298,7 @@ class Ladder:
                 yield arm, key, optima
 
     def moves(self) -> dict[str, float]:
-        """Return by arm and key how far the optimum of a tuned rung is from that carried up from the one below."""
+        """Return by arm and key how far a tuned rung's optimum is from the value carried up from the rung below."""
         found = {}
         for arm, key, optima in self.tuned():
             for low, high in zip(optima, list(optima)[1:], strict=False):
@@ -309,7 +309,7 @@ class Ladder:
     # --- outcomes ---
 
     def outcomes(self, cells: Sequence[Cell]) -> dict[str, float]:
-        """Return the outcome of each finished cell as a loss: of a score where higher is better, 1 minus it."""
+        """Return the outcome of each finished cell as a loss: 1 minus a score where higher is better."""
         names = [cell.name for cell in cells if progress(cell, self.runs_dir).is_trained]
         found = {}
         for name, scores in last_scores(names, self.runs_dir).items():
@@ -418,7 +418,7 @@ class Ladder:
         return {"rungs": rungs, "deviation": deviation, "deviation_from": source, "visible_by_the_trend": by_trend}
 
     def expected_deviation(self) -> tuple[float | None, str]:
-        """Return the standard deviation of a paired difference: that of A/A if there is one, else of earlier runs."""
+        """Return the standard deviation of a paired difference: from A/A if available, else from earlier runs."""
         if all(progress(each.cell, self.runs_dir).is_tried for each in self.planned() if each.phase == "tuning"):
             own, _ = self.judged_rungs()
             if AA in own and math.isfinite(deviation := Trend(own[AA]).deviation):
@@ -467,7 +467,7 @@ def fit_optimum(tried: dict[float, float | None]) -> Optimum:
     outcomes = [outcome for value in values if (outcome := tried[value]) is not None]
     best = int(np.argmin(outcomes))
     if 0 < best < len(values) - 1:
-        # Not least squares over more values: on a curve with two dips that parabola has its minimum at a bad value.
+        # Not least squares over more values: on a curve with two minima that parabola has its minimum at a bad value.
         near = slice(best - 1, best + 2)
         square, linear, _ = np.polyfit(np.log2(values[near]), outcomes[near], 2)
         if square > 0:

@@ -46,7 +46,7 @@ class Overview:
             self._console.print("; ".join(lines))
 
     def lines(self) -> list[str]:
-        """Return a line for all cells and one for each that is running."""
+        """Return a line for all cells and a line for each running cell."""
         runner, running, left = self._runner, [], 0.0
         rates = list(runner.seconds_of_cost)
         for job in runner.jobs:

@@ -1,18 +1,18 @@
 """The statistics of a ladder: does an arm help, and what does the ladder say about a larger scale?
 
 An arm is compared with the baseline in pairs, which share initial weights, data order and validation set. Within a
-rung the differences of pairs are a sample of one mean; their standard deviation is pooled over the rungs of an arm,
-because three pairs alone say little about it. Over rungs the mean is a line in the logarithm of compute.
+rung the differences of pairs are samples of one mean; their standard deviation is pooled over the rungs of an arm,
+because three pairs are too few for it. Over rungs the mean is a line in the logarithm of compute.
 
-Outcomes are losses here: lower is better. An accuracy becomes an error before it comes to this module.
+Outcomes are losses here: lower is better. An accuracy is converted to an error before this module.
 
     d_ri = y_ri(arm) - y_ri(baseline)         pair i of rung r, with compute C_r
     d_ri = a + b log10(C_r / C_last) + e_ri   the trend, by least squares over all pairs
 
 The compute multiplier of an arm is the compute that the baseline needs for the arm's outcome over the arm's compute,
-read off the baseline's curve in log-log coordinates. Its interval is a bootstrap over seeds: differences and baseline
-means are drawn again with their pooled deviations, drawn too, and the curve is fitted again. Resampling three seeds
-with replacement instead would hold the truth in 80% of ladders, not in 95%.
+read off the baseline's curve in log-log coordinates. Its interval is a bootstrap over seeds: differences, baseline
+means and their pooled deviations are drawn again, and the curve is fitted again. Resampling three seeds
+with replacement would cover the truth in 80% of ladders, not in 95%.
 """
 
 import math
@@ -169,7 +169,7 @@ def judge(
     """Judge each arm at the target's compute, or at the largest rung.
 
     `margin` is the difference below which an effect does not matter; `held_out` names the rung on which the trend is
-    tested instead of fitted. Holm's adjustment includes all arms, also the baseline against itself (A/A).
+    tested instead of fitted. Holm's adjustment includes all arms, even the baseline against itself (A/A).
     `multipliers`: also bootstrap the compute multipliers.
     """
     fitted = {name: [rung for rung in rungs if rung.name != held_out] for name, rungs in arms.items()}
@@ -295,7 +295,7 @@ class Curve:
     ) -> Estimate | None:
         """Return the compute at which the baseline reaches the arm's loss over `compute`, with its interval.
 
-        `log_times`, of baseline over arm in pairs: the same at equal measured time.
+        `log_times`, baseline over arm in pairs: at equal measured time.
         """
         if len(self.rungs) < 2 or trend.freedom < 1 or self.freedom < 1:
             return None
@@ -304,7 +304,7 @@ class Curve:
         degree = min(2, len(self.rungs) - 1)
 
         def multipliers(means: np.ndarray, differences: np.ndarray) -> np.ndarray:
-            """One number for each column of rung means."""
+            """One number per column of rung means."""
             centre = self.places.mean()
             powers = np.vander(self.places - centre, degree + 1)
             derivative = np.array([k * (place - centre) ** (k - 1) if k else 0.0 for k in range(degree, -1, -1)])

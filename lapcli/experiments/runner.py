@@ -1,6 +1,6 @@
 """Runs cells as child processes, several at a time, each on its part of the machine.
 
-A chooser says which cells there are: all of a grid, or those that a search proposes. Safe to kill at any moment: a
+A chooser supplies the cells: a complete grid, or the proposals of a search. Safe to kill at any moment: a
 signal is passed on to the cells, which save; if the runner itself is killed with SIGKILL, the system sends SIGTERM to
 the cells, and their locks keep a second runner from starting a cell that is still saving.
 """
@@ -62,7 +62,7 @@ class Chooser:
         return "finished" if training.is_trained and not commands_left(cell, self.runs_dir) else None
 
     def settled(self, cell: Cell, state: str) -> str:
-        """Learn from a cell that has ended; return a remark for the user."""
+        """Process a cell that has ended; return a remark for the user."""
         return ""
 
     def cost(self, cell: Cell) -> float:
@@ -107,7 +107,7 @@ def start_process(words: Sequence[str], log: IO[bytes], lock: IO[str], environme
         # Without colours, because `_reason` looks for lines that begin with "lap: ".
         env={**os.environ, "NO_COLOR": "1", **environment},
         pass_fds=(lock.fileno(),),
-        # A process group of its own: Ctrl-C reaches a cell only through the runner, and so only once.
+        # A separate process group: Ctrl-C reaches a cell only through the runner, and so only once.
         process_group=0,
         # If the runner dies, the system sends SIGTERM to the cell, which saves.
         preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
@@ -115,7 +115,7 @@ def start_process(words: Sequence[str], log: IO[bytes], lock: IO[str], environme
 
 
 class Runner:
-    """Runs the cells of a chooser. `tell` gets a sentence when something happens; `console` shows the progress."""
+    """Runs the cells of a chooser. `tell` receives a sentence about each event; `console` shows the progress."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Runner:
             for job in list(self.jobs):
                 self._look_at(job, bool(stop))
             if stop and not passed_on:
-                # Once: a second SIGTERM would end the cells at once, without a save.
+                # Only once: a second SIGTERM would end the cells without a save.
                 passed_on = True
                 self._ask_to_stop()
             if not stop:
@@ -258,7 +258,7 @@ class Runner:
             self.tell(f"{status.cell.name}: {state}{f': {remark}' if remark else seconds}")
 
     def _ask_to_stop(self) -> None:
-        """Send SIGTERM to each cell's main process alone: it stops its own ranks, and its data workers must survive
+        """Send SIGTERM only to each cell's main process: it stops its own ranks, and its data workers must survive
         until the step ends."""
         for job in self.jobs:
             job.process.send_signal(signal.SIGTERM)

@@ -139,7 +139,7 @@ def read_space(recipe: Path, over: Over, options: Sequence[str]) -> Space:
     space = Space(recipe, base, (), tuple(options), loader)
     for key, values in over.items():
         domain = _domain(key, values, base)
-        # Each domain by itself, at its ends: values that do not fit together are failed trials.
+        # Each domain separately, at its ends: invalid combinations are failed trials.
         ends = [getattr(each, "choices", None) or (each.low, each.high) for each in domain.parameters.values()]
         for number in range(max(map(len, ends))):
             params = {name: end[min(number, len(end) - 1)] for name, end in zip(domain.parameters, ends, strict=True)}
@@ -244,7 +244,7 @@ class Search(Chooser):
         for key in identity.keys() - study.user_attrs.keys():
             study.set_user_attr(key, identity[key])
         if arm == "control" and not study.trials:
-            # Whatever the sampler would propose: without plain attention the control could miss the baseline.
+            # Independent of the sampler: without plain attention the control could miss the baseline.
             study.enqueue_trial(space.plain())
         return study
 
@@ -283,11 +283,11 @@ class Search(Chooser):
         study, space = self.studies[arm], self.spaces[arm]
         for _ in range(_TRIES):
             known = [trial for trial in study.trials if trial.state != self.states.WAITING]
-            # A new sampler for each proposal: that of a search which was killed would have lost its state.
+            # A new sampler for each proposal: after a kill the old sampler's state would be lost.
             digest = hashlib.sha256(f"{arm}/{len(known)}".encode()).digest()
             seed = int.from_bytes(digest[:4], "big")
             # multivariate: the layers of a plan are sampled jointly. constant_liar: trials that are still running count
-            # as bad ones, so that two processes do not propose neighbours.
+            # as bad ones, so that two processes do not propose neighbouring values.
             study.sampler = TPESampler(seed=seed, n_startup_trials=_STARTUP, multivariate=True, constant_liar=True)
             trial = study.ask(space.distributions)
             if trial.params in [each.params for each in known]:
@@ -347,7 +347,7 @@ class Search(Chooser):
         best = {arm: self.best(arm) for arm in ARMS}
         if _plain_values(self, "search", best) == _plain_values(self, "control", best):
             return {}
-        # Every trial was trained with the base seed, so that these seeds have chosen nothing.
+        # All trials use the base seed, so these seeds had no influence on the choice.
         seeds = [self.settings.space.base.seed + 1 + number for number in range(self.settings.confirm)]
         return {arm: [self._confirming(arm, best[arm], seed) for seed in seeds] for arm in ARMS}
 
@@ -406,7 +406,7 @@ def verdict(winner: Mapping[int, float], control: Mapping[int, float], metric: s
     a, b = ([values[seed] for seed in seeds] for values in (winner, control))
     difference = math.fsum(x - y for x, y in zip(a, b, strict=True)) / len(seeds)
     text = f"{metric} {difference:+.4f} against the control over {len(seeds)} fresh seeds"
-    # Equal differences have no spread to judge by: most likely the seed changes nothing.
+    # Equal differences have no variance to judge by: most likely the seed has no effect.
     if len(seeds) < 2 or len({x - y for x, y in zip(a, b, strict=True)}) < 2:
         text = f"Not confirmed: {text}, too few for an interval; give --confirm 3 or more."
         return {"better": False, "difference": difference, "verdict": text}

@@ -52,11 +52,11 @@ Values = Annotated[list[Any], Field(min_length=1, max_length=1000)]
 
 
 class Tune(Section):
-    """Runs that choose the grid's values, which are those of the best run by a validation metric."""
+    """Runs that choose the grid's values: those of the best run by a validation metric."""
 
     over: Annotated[dict[str, Values], Field(min_length=1)]
     set: dict[str, Any] = Field(default_factory=dict)  # only while tuning, such as images held out from training
-    # While tuning and in the grid after it, which would otherwise be trained differently from what was tuned; without
+    # During tuning and in the following grid, which would otherwise differ from the tuned recipe; without
     # tuning (`--no-tune`) the recipe's own values stay.
     keep: dict[str, Any] = Field(default_factory=dict)
     by: Text  # a metric of the last validation, such as validation_top1
@@ -129,7 +129,7 @@ class Grid:
         problems: list[Problem] = []
         for values in combinations(over):
             name = cell_name(prefix, {**named, **values})
-            # Later ones win: the command line over the file, and the cell's own values over both.
+            # Later values win: the command line over the file, and the cell's own values over both.
             common = overrides_of({**self.group.set, **self._kept(), **extra})
             overrides = (*common, *self.options, *overrides_of(values))
             try:
@@ -191,7 +191,7 @@ class Sweep:
 
     def check(self) -> None:
         """Raise RecipeError with every problem of every cell, before anything is started."""
-        # First the size: three keys with a hundred values each would be a million recipes to check.
+        # The size is checked first: three keys with a hundred values each would be a million recipes.
         overs = [each.over for grid in self.grids for each in (grid.group, grid.group.tune) if each is not None]
         if (count := sum(math.prod(map(len, over.values())) for over in overs)) > MOST_CELLS:
             raise UsageError(
@@ -258,7 +258,7 @@ def load_sweep(
         recipe = path.parent / group.recipe
         prefix = (f"{name}-" if name else "") + (group.name or recipe.stem)
         own = group if tune else group.model_copy(update={"tune": None})
-        # As a default: a closure would see the last number of the loop.
+        # As a default: a closure would use the last value of the loop.
         place = lambda *keys, number=number: document.place(("cells", number, *keys))  # noqa: E731
         grids.append(Grid(recipe, own, prefix, tuple(options), path.parent, place))
     reports = [file.report] if isinstance(file.report, str) else file.report
@@ -288,7 +288,7 @@ def choose(cells: Sequence[Cell], by: str, runs_dir: Path) -> tuple[Cell, str] |
     if not finite:
         raise LapError(f"all {len(cells)} runs that tune the sweep diverged; add lower learning rates")
     is_higher = next(iter(scores.values()))[by][1] == "higher"
-    # max and min return the first of equals, on every machine.
+    # max and min return the first among equals, on every machine.
     name = (max if is_higher else min)(finite, key=lambda name: finite[name])
     best = next(cell for cell in cells if cell.name == name)
     values = " ".join(f"{key}={value}" for key, value in best.values.items())

@@ -24,7 +24,7 @@ from lapcli.runtime.files import write_json, write_text
 from lapcli.runtime.tables import fitted, to_csv
 
 LADDERS = ".ladders"
-#: What the baseline shows on a rung, beside how much the arms differ from it: measurement, value, heading.
+#: Measurements of the baseline on a rung, shown beside the differences: measurement, value, heading.
 MECHANISM = (
     ("sinks", "to_first", "to the first token"),
     ("sinks", "to_self", "to itself"),
@@ -193,7 +193,7 @@ def draw(
     held_out: str | None,
     margin: float,
 ) -> None:
-    """Draw the difference over compute, one panel an arm, with its CSV; and all arms' outcomes over compute."""
+    """Draw the difference over compute, one panel per arm, with its CSV; and all arms' outcomes over compute."""
     import matplotlib as mpl
 
     label = unit.replace("validation_", "").replace("_", " ")

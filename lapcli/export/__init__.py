@@ -5,7 +5,7 @@ from lapcli.runs import Run
 from lapcli.runtime.errors import UsageError
 
 _IMAGES = frozenset({CLASSES, FEATURES})
-#: By format: a model is exported to it if it gives one of these.
+#: Format -> abilities: a model needs one of these to be exported.
 FORMATS: dict[str, frozenset[str]] = {
     "hf": frozenset({LANGUAGE}),
     "timm": _IMAGES,

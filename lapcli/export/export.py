@@ -78,7 +78,7 @@ def export_run(
         )
     loaded.module.eval().requires_grad_(False)
     exported = ExportedModel(loaded, plan)
-    # Beside the folder, because a rename does not cross file systems; the process's id keeps two exports apart.
+    # Beside the folder, because a rename cannot cross file systems; the process's id keeps two exports apart.
     temporary = folder.parent / f".writing-{folder.name}-{os.getpid()}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def export_run(
         temporary.mkdir()
         WRITERS[to](exported, temporary)
         checks = verify(to, exported, temporary) if (is_installed if verified is None else verified) else []
-        # The record has the hashes of the files so far: neither the card's, which is written from it, nor its own.
+        # The record has the hashes of the files so far, without the card, which is written from it, and itself.
         record = _record(exported, to, temporary, checks)
         _write_card(exported, record, temporary)
         write_json(temporary / RECORD, record)
@@ -126,7 +126,7 @@ def _write_card(exported: ExportedModel, record: Mapping[str, Any], folder: Path
     assert run is not None
     library = LIBRARIES[to]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    # Code of ours has to be loaded: modeling_lap.py by transformers, an architecture of lapcli.timm by timm.
+    # Our code has to be loaded: modeling_lap.py by transformers, an architecture of lapcli.timm by timm.
     needs_code = "auto_map" in config or str(config.get("architecture", "")).startswith("lap_")
     scores = _scores(run, str(record["weights_sha256"]))
     recipe = _without_paths(recipe_to_dict(run.recipe))

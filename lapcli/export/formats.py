@@ -34,7 +34,7 @@ MODELING = "modeling_lap.py"
 BOS, END = "<|bos|>", "<|assistant_end|>"
 PAD = "<|output_end|>"  # never a target, so that a collator that masks the padding masks nothing that is learned
 
-#: Renders the same ids as `data/chat/conversation.py`: nothing stands between the special tokens and the texts.
+#: Renders the same ids as `data/chat/conversation.py`: there is nothing between the special tokens and the texts.
 CHAT_TEMPLATE = """\
 {{- '<|bos|>' -}}
 {%- if messages and messages[0]['role'] == 'system' -%}
@@ -94,7 +94,7 @@ class ExportedModel:
 
 
 def save_weights(exported: ExportedModel, tensors: Mapping[str, Tensor], path: Path) -> None:
-    # safetensors saves neither tensors that share memory nor ones that are not contiguous.
+    # safetensors cannot save tensors that share memory or are not contiguous.
     plain = {name: tensor.detach().float().contiguous().clone() for name, tensor in tensors.items()}
     path.touch()
     mode = path.stat().st_mode  # of the umask; safetensors writes files of mode 0600, which a colleague could not read
@@ -142,12 +142,12 @@ def write_hf(exported: ExportedModel, folder: Path) -> None:
     if native:
         tensors = {to_transformers(name): tensor for name, tensor in tensors.items()}
     else:
-        # Copied as it is: the modelling file must not import anything of lapcli.
+        # Copied unchanged: the modelling file must not import from lapcli.
         write_bytes(folder / MODELING, Path(__file__).with_name(MODELING).read_bytes())
     save_weights(exported, tensors, folder / WEIGHTS)
     write_json(folder / "config.json", _config(model, tokenizer, native))
     is_chat = exported.recipe.objective == "chat"
-    # Both: a chat turn ends with the first, a document of a base model with the second.
+    # Both: a chat turn ends with the first, a base model's document with the second.
     ends = [tokenizer.special(name) for name in (END, BOS)]
     write_json(
         folder / "generation_config.json",
@@ -180,7 +180,7 @@ def _config(model: GPT, tokenizer: Tokenizer, native: bool) -> dict[str, Any]:
             "model_type": "nanochat",
             "intermediate_size": 4 * config.width,
             "hidden_act": "relu2",
-            # F.rms_norm's own default in float32, which the run computes with; that of transformers is 1e-6.
+            # F.rms_norm's default in float32, which the run uses; transformers' default is 1e-6.
             "rms_norm_eps": torch.finfo(torch.float32).eps,
             "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
         }

@@ -1,4 +1,4 @@
-"""The GPT of "Laplacian Heads Improve Transformers" for transformers 5, as one file that stands beside its weights.
+"""The GPT of "Laplacian Heads Improve Transformers" for transformers 5, as one file beside its weights.
 
     attention head    y_h = P_h v_h
     Laplacian head    y_h = v_h - P_h v_h      (the last `laplacian_heads[layer]` heads of a layer)
@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 class LapConfig(PretrainedConfig):
-    """`laplacian_heads` has one number for each layer; it changes the result and no shape, so it has no default."""
+    """`laplacian_heads` has one number per layer; it changes the result but no shape, so it has no default."""
 
     model_type = "lap_gpt"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
@@ -151,7 +151,7 @@ class LapBlock(nn.Module):
 
 
 class LapForCausalLM(PreTrainedModel, GenerationMixin):
-    """The names of its weights are those of `lap`; no other class of transformers has them, so none loads them."""
+    """The names of its weights are those of `lap`; no other transformers class uses them, so none can load them."""
 
     config_class = LapConfig
     _input_embed_layer = "embed"
@@ -220,13 +220,13 @@ class LapForCausalLM(PreTrainedModel, GenerationMixin):
         rotary = self._rotary(position_ids)
         x_BTC = rms_norm(embedded_BTC)
         hidden = [x_BTC]
-        # For the loss alone: what stays in `options` is passed down to the attention function.
+        # For the loss only: the remaining `options` are passed down to the attention function.
         loss_options = {key: options.pop(key) for key in ("num_items_in_batch",) if key in options}
         for block in self.blocks:
             x_BTC = block(x_BTC, rotary, mask, past_key_values, **options)
             hidden.append(x_BTC)
         x_BTC = rms_norm(x_BTC)
-        # 0 keeps all tokens, since slice(-0, None) is the whole sequence.
+        # 0 keeps all tokens, since slice(-0, None) is the full sequence.
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         # float32 before the soft cap, as in training.
         logits_BTV = self.head(x_BTC[:, kept]).float()
@@ -239,7 +239,7 @@ class LapForCausalLM(PreTrainedModel, GenerationMixin):
             loss=loss,
             logits=logits_BTV,
             past_key_values=past_key_values if uses_cache else None,
-            # The last one is after the norm, as in transformers' own models.
+            # The last state is after the norm, as in transformers' own models.
             hidden_states=(*hidden[:-1], x_BTC) if output_hidden_states else None,
         )
         return output.to_tuple() if return_dict is False else output

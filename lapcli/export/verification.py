@@ -24,7 +24,7 @@ from lapcli.export.formats import ExportedModel
 from lapcli.heads.plan import head_plan
 from lapcli.runtime.errors import LapError
 
-# Small models: right folders differ by less than 1e-5, plain attention in place of Laplacian heads by over 0.5.
+# For small models, correct folders differ by less than 1e-5, plain attention in place of Laplacian heads by over 0.5.
 TOLERANCE = 1e-4
 LIBRARIES = {"hf": "transformers", "timm": "timm", "safetensors": "safetensors"}
 QUESTION = "Zwölf  Boxkämpfer\r\n\t1234: what is 3 + 4?"
@@ -50,7 +50,7 @@ def verify(form: str, exported: ExportedModel, folder: Path) -> list[Comparison]
 def _reload(
     form: str, folder: Path, inputs: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Run reload.py on the folder; return the tensors and facts that the target library gives."""
+    """Run reload.py on the folder; return the tensors and facts from the target library."""
     with tempfile.TemporaryDirectory() as place:
         asked, answered = Path(place) / "questions.safetensors", Path(place) / "answers.safetensors"
         tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in inputs.items()}

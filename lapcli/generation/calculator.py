@@ -1,7 +1,7 @@
 """The calculator that a chat model can call: numbers, + - * / // ( ), thousands' commas, and 'text'.count('x').
 
-Python parses the expression, and nothing is executed: the tree may hold these nodes alone, over exact fractions.
-Expressions and numbers are bounded, so that every call is fast. An expression that is not understood has no result.
+Python parses the expression, and nothing is executed: the tree may contain only these nodes, over exact fractions.
+Expressions and numbers are bounded, so that every call is fast. An invalid expression has no result.
 """
 
 import ast
@@ -42,7 +42,7 @@ def calculate(expression: str) -> str | None:
 
 
 def _without_commas(token: str) -> str:
-    """Return a number without commas, and without leading zeros, which Python refuses; other tokens as they are."""
+    """Return a number without commas, and without leading zeros, which Python refuses; other tokens unchanged."""
     return re.sub(r"^0+(?=[0-9])", "", token.replace(",", "")) if re.match(_NUMBER, token) else token
 
 

@@ -15,12 +15,12 @@ from lapcli.models.gpt import GPT
 COMMANDS = "/clear clears the conversation, /quit quits"
 
 
-#: How special tokens are shown: a call of the calculator reads `[calculator: 6*7][= 42]`. The others are not.
+#: Display of special tokens: a calculator call reads `[calculator: 6*7][= 42]`. The others are not.
 _SHOWN = {"<|python_start|>": "[calculator: ", "<|python_end|>": "]", "<|output_start|>": "[= ", "<|output_end|>": "]"}
 
 
 class Transcript:
-    """Decodes tokens as they arrive. A character of several tokens appears with its last; control characters never."""
+    """Decodes tokens as they arrive. A multi-token character appears with its last token; control characters never."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -32,11 +32,11 @@ class Transcript:
         if token in self._special:
             return self.end() + self._special[token]
         text = self._decoder.decode(self._tokenizer.decode_bytes([token]))
-        # Control characters could steer the terminal.
+        # Control characters could manipulate the terminal.
         return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
     def end(self) -> str:
-        """Return the text held back, which is part of a character."""
+        """Return the text held back, which is an incomplete character."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -80,7 +80,7 @@ class Dialogue:
         # Without <|bos|>, which `_prompt` puts before the oldest exchange.
         tokens = render(user, self._tokenizer).ids.tolist()[1:]
         around = [self._tokenizer.special("<|user_end|>"), self._tokenizer.special("<|assistant_start|>")]
-        # A large max_tokens must not take the room of the question: at most half of the context is reserved.
+        # A large max_tokens must not crowd out the question: at most half of the context is reserved.
         answer = min(self._sampling.max_tokens, self._longest // 2)
         room = max(1, self._longest - len(around) - 1 - answer)
         return [*tokens[:-1][:room], *around]
@@ -123,7 +123,7 @@ def converse(dialogue: Dialogue, read: Callable[[str], str] = input) -> None:
 
 
 def _print_answer(dialogue: Dialogue, question: str) -> None:
-    # Closing runs the `finally` of `answer` at once, which keeps the part that was shown.
+    # Closing runs the `finally` of `answer` at once, which keeps the displayed part.
     with contextlib.closing(dialogue.answer(question)) as pieces:
         try:
             for text in pieces:

@@ -1,14 +1,14 @@
 """Generation with a GPT: each prompt is read once, then its samples are decoded together, one token per step, with a
 KV cache.
 
-Rows of different prompts and lengths share a batch. A row that is done is removed, and a waiting one takes its place,
-so that no time is spent on finished rows. With a tokenizer, an answer ends at <|assistant_end|> or <|bos|>, and the
+Rows of different prompts and lengths share a batch. A finished row is removed, and a waiting row takes its place, so
+that no time is spent on finished rows. With a tokenizer, an answer ends at <|assistant_end|> or <|bos|>, and the
 calculator answers its calls.
 
 The noise of a draw is a function of (prompt, seed, sample, position) only: not of the batch, the other rows, the
 device or the order of the prompts.
 
-Shapes: B rows, V vocabulary, K likeliest tokens; in the cache L layers, G key and value heads, S tokens, D head size.
+Shapes: B rows, V vocabulary, K most likely tokens; in the cache L layers, G key and value heads, S tokens, D head size.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _GROWTH = 256  # tokens by which the cache grows at a time
 class RowCache(KVCache):
     """A cache whose rows differ in length and are added and removed while the others continue.
 
-    Rows grow by one token per step. While all have the same length, no mask is needed and slices suffice.
+    Rows grow by one token per step. While all rows have the same length, slices suffice without a mask.
     """
 
     def __init__(self, config: GPTConfig, rows: int, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -54,7 +54,7 @@ class RowCache(KVCache):
         """Remove a row; the last row takes its place."""
         last = len(self.lengths) - 1
         length = self.lengths.pop()
-        # The keys of the removed row stay in memory: rows that follow overwrite them or mask them.
+        # The keys of the removed row stay in memory: later rows overwrite or mask them.
         if row != last:
             self.k_LBGSD[:, row, :, :length] = self.k_LBGSD[:, last, :, :length]
             self.v_LBGSD[:, row, :, :length] = self.v_LBGSD[:, last, :, :length]
@@ -113,7 +113,7 @@ _MASK = 2**64 - 1
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling options; temperature 0 takes the likeliest token, `top_k` draws among the k likeliest."""
+    """Sampling options; temperature 0 takes the most likely token, `top_k` samples among the k most likely."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -144,7 +144,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, noise: Sequence[float]) -> list[
         logits_BV, ids_BK = logits_BV.topk(sampling.top_k)
     if not has_float64(logits_BV.device):
         logits_BV = logits_BV.cpu()
-    # The last sum may differ from 1 by rounding, so the noise is scaled by it.
+    # The last sum may differ from 1 by rounding, so it scales the noise.
     cumulated_BV = (logits_BV.double() / sampling.temperature).softmax(-1).cumsum(-1)
     u_B = torch.tensor(noise, dtype=torch.float64, device=logits_BV.device) * cumulated_BV[:, -1]
     # right=True: noise of 0 must not choose a first token of probability 0. Noise may round up to the last sum: clamp.
@@ -224,7 +224,7 @@ class Engine:
                     prefix = KVCache(self.model.config, 1, len(prompt), weight.dtype, weight.device)
                     read, logits_1V = number, self._logits([prompt], prefix)
                 row = _Row(number, sample, noise_key(prompts[number], sampling.seed, sample))
-                # A first token for each sample: nanochat of 2025 drew one for all of them, which lowers pass@k.
+                # A separate first token per sample: nanochat of 2025 shared it between samples, which lowers pass@k.
                 (token,) = draw(logits_1V, sampling, [uniform(row.key, 0)])
                 yield self._take(row, token, sampling, is_over)
                 if not row.is_done:
@@ -254,14 +254,14 @@ class Engine:
     def _take(self, row: _Row, drawn: int, sampling: Sampling, is_over: Callable[[Event], bool] | None) -> Event:
         """Append the drawn token or, while the calculator answers, the next token of its answer."""
         is_forced = bool(row.forced)
-        # The draw is dropped, not saved for later: noise belongs to a position, whether its token is forced or not.
+        # The draw is dropped, not saved for later: noise belongs to a position, even if its token is forced.
         token = row.forced.popleft() if is_forced else drawn
         row.token = token
         row.count += 1
         is_end = token in self._ends
         # Forced tokens count towards max_tokens, as in nanochat.
         row.is_done = is_end or row.count >= sampling.max_tokens
-        # The calculator's own output is not searched for calls.
+        # The calculator's output is not searched for calls.
         if self._uses_tools and not is_forced and self.tokenizer is not None:
             tokenizer = self.tokenizer
             if token == tokenizer.special("<|python_start|>"):

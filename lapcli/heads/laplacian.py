@@ -46,7 +46,7 @@ def laplacian_attention(
         mask: Boolean (True: may attend) or additive, broadcast to B, H, T, S; instead of `causal`.
         scale: Factor of the logits; 1 / sqrt(D) by default.
         current_v_BGTD: Values of the query tokens, from which the mean is subtracted. By default the last T of
-            the S values, which is right with and without a cache; a padded cache has to pass its own.
+            the S values, correct with and without a cache; a padded cache has to pass its own.
     """
     H, T = q_BHTD.shape[1:3]
     G, S = k_BGSD.shape[1], k_BGSD.shape[2]
@@ -64,7 +64,7 @@ def laplacian_attention(
         # A single query is the last key and sees all of them, without a mask.
         mask = None if T == 1 else torch.ones(T, S, dtype=torch.bool, device=q_BHTD.device).tril(S - T)
 
-    # Before SDPA, so that the backward pads this gradient to all heads after SDPA's backward, which is the peak.
+    # Before SDPA, so that the backward pads this gradient to all heads only after SDPA's backward, the memory peak.
     current_v_BGTD = v_BGSD[:, :, S - T :] if current_v_BGTD is None else current_v_BGTD
     v_BHTD = _repeated(current_v_BGTD, H)[:, H - laplacian_heads :]
     mean_BHTD = F.scaled_dot_product_attention(
@@ -123,7 +123,7 @@ class HeadOperators(nn.Module):
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None = None) -> None:
-        """Set every parameter to its start value, or draw it if it has a deviation."""
+        """Set every parameter to its start value, or randomly if it has a deviation."""
         for name, parameter in self.named_parameters():
             learned = self._learned[name]
             if learned.deviation:
@@ -169,7 +169,7 @@ class HeadOperators(nn.Module):
             begin = end - count
             mean = None
             if MEAN in operator.needs:
-                # A mask without a dimension of heads applies to all.
+                # A mask without a head dimension applies to all heads.
                 is_shared = mask is None or mask.ndim < 3 or mask.shape[-3] == 1
                 own = mask if is_shared else mask[..., begin:end, :, :]  # type: ignore[index]
                 mean = visible_mean(_repeated(v_BGSD, self.heads)[:, begin:end], o_BHTD.shape[2], causal, own)
@@ -191,7 +191,7 @@ def visible_mean(v_BHSD: Tensor, tokens: int, causal: bool, mask: Tensor | None)
     """
     wide = torch.promote_types(v_BHSD.dtype, torch.float32)
     if mask is not None:
-        # Only -inf hides a key: one with a large negative number would count as visible.
+        # Only -inf hides a key: a large negative number would count as visible.
         visible = (mask if mask.dtype == torch.bool else mask > -torch.inf).to(wide)
         return visible @ v_BHSD.to(wide) / visible.sum(-1, keepdim=True)
     S = v_BHSD.shape[2]

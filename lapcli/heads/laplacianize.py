@@ -1,7 +1,7 @@
-"""Laplacian heads and other operators in models of timm and transformers: `laplacianize(model, laplacian_heads)`.
+"""Laplacian heads and other operators in timm and transformers models: `laplacianize(model, laplacian_heads)`.
 
 The attention modules of a built model change their class, and timm's get the operators' parameters, if there are any.
-All other parameters, state-dict names and hooks stay, so that weights can be exchanged with the library. A layer
+All other parameters, state-dict names and hooks are kept, so that weights can be exchanged with the library. A layer
 without operators keeps its own class.
 
 With a cache, a Laplacian head subtracts from the values of the *current* tokens, which are selected before the cache is
@@ -46,10 +46,10 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
     RoPE and EVA attention and the llama, qwen3, gpt2, nanochat and vit families of transformers; for any other,
     ValueError names the attention classes of the model, and nothing is changed.
 
-    Weights and their names stay, but a Laplacian head computes another function of them: a pretrained model needs
+    Weights and their names are kept, but a Laplacian head computes another function of them: a pretrained model needs
     fine-tuning afterwards.
     """
-    # By name: for a model of timm transformers is not imported.
+    # By name: timm models must not import transformers.
     is_of_transformers = any(each.__module__.startswith("transformers.") for each in type(model).__mro__)
     layers = _transformers_layers(model) if is_of_transformers else attention_layers(model)
     config: Any = getattr(model, "config", None)
@@ -80,7 +80,7 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
 
 
 def load_laplacian(kind: type, folder: "str | Path", **options: Any) -> Any:
-    """Load what a laplacianized model saved; `kind` is its class, or one of transformers' Auto classes."""
+    """Load a saved laplacianized model; `kind` is its class, or one of transformers' Auto classes."""
     model = kind.from_pretrained(folder, variant=VARIANT, **options)  # type: ignore[attr-defined]
     plan = getattr(model.config, "laplacian_heads", None)
     if plan is None:
@@ -122,8 +122,8 @@ def _heads(layers: list) -> int:
 
 
 def attention_layers(model: nn.Module) -> list:
-    """Return the attention of each layer, in order; ValueError if there is none or one is of an unknown class."""
-    # By name, so that unknown classes are noticed. Pooling is not the attention of a layer.
+    """Return the attention of each layer, in order; ValueError without attention or for an unknown class."""
+    # By name, so that unknown classes are noticed. Pooling is not a layer's attention.
     named = [(type(module).__name__.lower(), module) for module in model.modules()]
     seen = [m for name, m in named if ("attention" in name or "attn" in name) and "pool" not in name]
     # Exact types: a subclass may compute something else.
@@ -144,7 +144,7 @@ def _name(kind: type) -> str:
 
 
 class _WithOperators:
-    """The part that the three classes share: the operators and the output projection."""
+    """The common part of the three classes: the operators and the output projection."""
 
     operators: HeadOperators
 
@@ -159,7 +159,7 @@ class _WithOperators:
 
 
 class LaplacianAttention(_WithOperators, Attention):  # type: ignore[misc]
-    """timm's plain attention with Laplacian heads; its blocks pass the mask by its name."""
+    """timm's plain attention with Laplacian heads; its blocks pass the mask by name."""
 
 
 class LaplacianAttentionRope(_WithOperators, AttentionRope):
@@ -173,7 +173,7 @@ class LaplacianEvaAttention(_WithOperators, EvaAttention):
 def queries_keys_values(module: Any, x_BTC: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the inputs of attention, B x H x T x D: normed, rotated, keys and values repeated for each query head."""
     if module.qkv is not None:
-        # EVA has its biases apart from `qkv`, that of the keys as a buffer of zeros.
+        # EVA stores its biases outside `qkv`, the key bias as a buffer of zeros.
         biased = getattr(module, "q_bias", None) is not None
         bias = torch.cat((module.q_bias, module.k_bias, module.v_bias)) if biased else None
         qkv_BTC = F.linear(x_BTC, module.qkv.weight, bias) if biased else module.qkv(x_BTC)
@@ -218,7 +218,7 @@ def _is_special(module: Any) -> bool:
 
 
 def _plain(kind: type) -> type:
-    """Return the class of transformers that a class of ours replaces."""
+    """Return the transformers class that one of our classes replaces."""
     # `_laplacian` and `_saved_with_plan` name the plain class second.
     return kind.__bases__[1] if issubclass(kind, _LaplacianHeads | _SavedWithPlan) else kind
 
@@ -234,7 +234,7 @@ _NORMS_FIRST = {
 
 
 class _LaplacianHeads:
-    """Attention of transformers, with operators that see the values of the current tokens."""
+    """Transformers attention with operators that see the values of the current tokens."""
 
     operators: HeadOperators
 

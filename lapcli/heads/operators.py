@@ -1,4 +1,4 @@
-"""Head operators: a head's output as a function of its values `v` and of attention's, `o = P v`.
+"""Head operators: a head's output as a function of its values `v` and attention's output `o = P v`.
 
 To add one, write a frozen dataclass that subclasses `Operator`: its fields are the constants that a recipe may set,
 numbers with a default, words of `choices`, and the names in `learn`.
@@ -6,7 +6,7 @@ Name it in `OPERATORS`, or add it from another package with `extensions.add("ope
 only for type checkers, because recipes are checked before torch is imported.
 
 An operator is an epilogue of SDPA and never sees `P`. With a cache it sees the current tokens, and the mean is that of
-all cached values, so no operator has state of its own between tokens.
+all cached values, so operators keep no state between tokens.
 
 Shapes: B batch, H the operator's own heads, T query tokens, S key tokens, D head size, C width of the layer.
 """
@@ -40,7 +40,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class HeadState:
-    """Further inputs of an operator besides `v` and `o`; those that it does not declare in `needs` are None."""
+    """Further inputs of an operator besides `v` and `o`; inputs not declared in `needs` are None."""
 
     parameters: Mapping[str, Tensor]
     mean_BHTD: Tensor | None = None
@@ -119,7 +119,7 @@ class Combination(Operator):
     """
 
     def weights(self, parameters: Mapping[str, Tensor]) -> tuple[Any, Any, Any]:
-        """Return a, b and c: numbers, or the learned ones of each head."""
+        """Return a, b and c: numbers, or the learned values of each head."""
         raise NotImplementedError
 
     def apply(self, v_BHTD: Tensor, o_BHTD: Tensor, state: HeadState) -> Tensor:
@@ -172,7 +172,7 @@ class Mix(Combination):
 
 @dataclass(frozen=True)
 class ValueOnly(Combination):
-    """`y = v`: no parameters, and no attention either; queries and keys of such a head get no gradient."""
+    """`y = v`: no parameters and no attention; queries and keys of such a head get no gradient."""
 
     name = "value-only"
     letter = "V"
@@ -254,8 +254,8 @@ class Exclusive(Operator):
 
     The component of the output along the token's own value is removed; under a causal mask the first token's output is
     0. With `gate: tanh` a head learns how much of it to remove, `y = o - tanh(a) (o . v / |v|^2) v`, starting at a = 0,
-    which is plain attention (modded-nanogpt's form). The projection is not linear in `v`; |v|^2 is clamped to at least
-    1e-8.
+    which is plain attention (modded-nanogpt's form). The projection is not linear in `v`; |v|^2 is clamped to 1e-8 or
+    more.
     """
 
     name = "exclusive"
@@ -280,8 +280,8 @@ class Gate(Operator):
     """Gated attention (Qiu et al., 2025, arXiv 2505.06708): `y = o * sigmoid(x W)`, x the layer's normed input.
 
     `form: headwise` has one gate for each head and token (W is C x H), `elementwise` one for each channel of a head as
-    well (C x H D). W has no bias and starts at random with a deviation of 0.02, so that gates start near a half,
-    which is not plain attention.
+    well (C x H D). W has no bias and is initialised with a deviation of 0.02, so that gates start near 0.5, not
+    at plain attention.
     """
 
     name = "gate"

@@ -45,7 +45,7 @@ LayerClaims = tuple[HeadClaim, ...]  # the first claim takes the last heads
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """The operators that claim heads in each layer, out of `heads`; heads that nobody claims are plain attention."""
+    """The operators that claim heads in each layer, out of `heads`; unclaimed heads are plain attention."""
 
     layers: tuple[LayerClaims, ...]
     heads: int
@@ -91,7 +91,7 @@ class HeadPlan:
         return "\n".join(f"{name:<14}" + " ".join(self.letters(layer)) for name, layer in self._stretches())
 
     def _stretches(self) -> Iterator[tuple[str, int]]:
-        """Yield `layers 2-5` and the last of them for each stretch of equal layers."""
+        """Yield `layers 2-5` and the last layer for each stretch of equal layers."""
         first, layers = 0, self.layers
         for layer, claims in enumerate(layers):
             if layer + 1 < len(layers) and layers[layer + 1] == claims:
@@ -102,7 +102,7 @@ class HeadPlan:
     def label(self) -> str:
         """Return `3` for a plan of Laplacian heads only; else the operators with heads and non-default constants.
 
-        Different plans have different labels. Where layers differ, those with operators are named.
+        Different plans have different labels. If layers differ, the layers with operators are named.
         """
         if self.is_laplacian:
             return str(self)
@@ -225,7 +225,7 @@ def _linear(spec: str, layers: int) -> list[int]:
     start, end = int(match[1]), int(match[2])
     if layers == 1:
         return [start]
-    # Halves round up; Python's round would take them to the even neighbour, and steps would be uneven over layers.
+    # Halves round up; Python's round would go to the even neighbour, with uneven steps over the layers.
     return [(2 * (start * (layers - 1 - i) + end * i) + layers - 1) // (2 * (layers - 1)) for i in range(layers)]
 
 

@@ -51,7 +51,7 @@ def evaluation_batches(
     """Yield this process's part of the images in batches: their positions, the normalised images, and their labels.
 
     `source` determines how images are cropped and normalised, `size` is their side in pixels.
-    `pads`: the last batch is padded with images of no class, so that all batches have the same shape.
+    `pads`: the last batch is padded with unlabelled images, so that all batches have the same shape.
     """
     shares = world.shares(len(images), batch)
 
@@ -65,7 +65,7 @@ def evaluation_batches(
     try:
         for turn, rows in enumerate(shares):
             if stop_if_asked is not None:
-                # Called for its exception. A collective: every rank calls it in every turn, even with an empty share.
+                # Called for its exception. A collective: every rank calls it in every turn, even with an empty part.
                 stop_if_asked()
             images_BCHW, labels_B = loader.batch(turn, 0)
             if not rows:
@@ -103,7 +103,7 @@ def measure_accuracy(
                 raise LapError("the model produces logits that are not finite; these weights cannot be evaluated")
             nats += float(F.cross_entropy(logits_BK, labels_B, reduction="sum", ignore_index=NO_CLASS))
             seen += len(rows)
-            # topk never returns the index NO_CLASS, so padding hits nothing.
+            # topk never returns the index NO_CLASS, so padding is never counted.
             hits_BK = logits_BK.topk(min(max(TOP), logits_BK.shape[1]), dim=1).indices == labels_B[:, None]
             for k in TOP:
                 correct[k] += int(hits_BK[:, :k].sum())  # column j: whether the j-th guess is right
@@ -120,7 +120,7 @@ def nearest(queries_QD: Tensor, keys_ND: Tensor, neighbours: int) -> tuple[Tenso
     for first in range(0, len(keys_ND), KEYS_AT_ONCE):
         similarity_QN = queries_QD @ keys_ND[first : first + KEYS_AT_ONCE].T
         nearest_here = similarity_QN.topk(min(neighbours, similarity_QN.shape[1]), dim=1)
-        # At most twice M columns: the best so far and the best of this chunk.
+        # At most 2 M columns: the best so far and the best of this chunk.
         both_QM = torch.cat([best_QM, nearest_here.values], dim=1)
         indices_QM = torch.cat([index_QM, nearest_here.indices + first], dim=1)
         best_QM, kept_QM = both_QM.topk(min(neighbours, both_QM.shape[1]), dim=1)
@@ -133,9 +133,9 @@ def classify(
 ) -> dict[int, Tensor]:
     """Return the class of each query by its first k neighbours, for each k of `counts`.
 
-    Queries are normalised here. Keys have to be of length 1: they are normalised once for all batches of queries. A
-    neighbour's vote has the weight exp(similarity / temperature), normalised over the neighbours kept, which is common
-    to all classes and changes no arg-max.
+    Queries are normalised here. Keys must have length 1: they are normalised once for all query batches. A
+    neighbour's vote has the weight exp(similarity / temperature), normalised over the neighbours kept, which does not
+    affect the argmax.
     """
     queries_QD = F.normalize(queries_QD, dim=1)
     classes_of_k: dict[int, list[Tensor]] = {k: [] for k in counts}

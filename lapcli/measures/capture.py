@@ -262,7 +262,7 @@ class Capture:
             for place in ("output", "mlp_input"):
                 sites = [site for site in self._tokens if site.layer == layer and site.place == place]
                 if sites and place == "output":
-                    # `sites=sites` binds at definition; a closure would see the sites of the last layer.
+                    # `sites=sites` binds at definition; a closure would use the sites of the last layer.
                     hooks.append(block.register_forward_hook(lambda _, __, out, sites=sites: self._see(sites, out)))
                 elif sites:
                     mlp: Any = block.mlp

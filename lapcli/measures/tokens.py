@@ -4,7 +4,7 @@ Means and spreads of a stream are merged batch by batch in float64 (Welford's up
 that memory does not grow with the number of examples.
 
 torch is imported inside the one function that needs it: the declarations of the analyses import this module, and
-`lap analyze --help` reads them without torch. Tensors come in, numpy arrays are stored.
+`lap analyze --help` reads them without torch. Inputs are tensors, stored values numpy arrays.
 
 Shapes: B sequences, T tokens, D channels or numbers, R = min(T, D) ranks, N tokens or examples of any sequence.
 """
@@ -23,7 +23,7 @@ from lapcli.runtime.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Below this share of the tokens' squared length, the remainder after centring is rounding error.
+#: Below this fraction of the tokens' squared length, the remainder after centring is rounding error.
 ROUNDING = 1e-20
 
 
@@ -54,7 +54,7 @@ def eigenvalues(tokens_BTD: Tensor) -> Tensor:
     gram = centred_BTD @ transposed if T < D else transposed @ centred_BTD
     # eigvalsh returns eigenvalues of 0 as small numbers of either sign.
     values_BR = torch.linalg.eigvalsh(gram).flip(-1).clamp_(min=0)
-    # The mean of equal tokens is off in its last bit, which leaves eigenvalues of rounding error.
+    # The mean of equal tokens is inexact in its last bit, which leaves eigenvalues of rounding error.
     values_BR[values_BR.sum(dim=1) <= ROUNDING * tokens_BTD.square().sum(dim=(1, 2))] = 0
     return values_BR
 
@@ -62,7 +62,7 @@ def eigenvalues(tokens_BTD: Tensor) -> Tensor:
 def k_alpha(eigenvalues_BR: Tensor, alpha: float) -> Tensor:
     """Return the fewest leading eigenvalues whose sum reaches alpha of the total; NaN if the tokens do not vary."""
     total_B1 = eigenvalues_BR.sum(dim=1, keepdim=True)
-    # A share that is reached exactly must not be missed by the last bit of the sum.
+    # A fraction that is reached exactly must not be missed because of the sum's last bit.
     reached_BR = eigenvalues_BR.cumsum(dim=1) >= (alpha - 1e-12) * total_B1
     # argmax returns the first of equal maxima, here the first True.
     k_B = reached_BR.double().argmax(dim=1).double() + 1

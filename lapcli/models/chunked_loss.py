@@ -2,7 +2,7 @@
 
 The plain computation keeps several N x V float32 matrices from the forward to the backward. Here the rows are
 processed in chunks, and since the loss is a weighted sum over the rows, each chunk's gradients are computed in the same
-pass: the same three matrix products as the plain loss, and the memory of one chunk. A loss is one function of a block's
+pass: the same three matmuls as the plain loss, with the memory of one chunk. A loss is one function of a block's
 logits, which it overwrites with their gradients. torch.compile makes two kernels of it, one for the sums over a row and
 one that writes the gradients; uncompiled it runs on blocks that stay in a CPU's cache.
 
@@ -27,8 +27,8 @@ Reduction = Literal["mean", "sum", "none"]
 #: logits with the gradients of the weighted sum.
 BlockLoss = Callable[[Tensor, slice, Tensor | None], Tensor]
 
-# Two chunks fit into the cache of a CPU; a GPU needs large matrix products. With fewer than 256 rows the matrix
-# products would be bound by reading the weights.
+# Two chunks fit into the cache of a CPU; a GPU needs large matmuls. With fewer than 256 rows the
+# matmuls would be bound by reading the weights.
 CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}
 FEWEST_ROWS = 256
 # Elements that uncompiled elementwise work processes at once: its temporary tensors stay in the cache.
@@ -130,7 +130,7 @@ def _in_chunks(
         (torch.empty_like(x_ND), torch.zeros_like(weight_VD, dtype=wide)) if needs_gradients else (x_ND, w_VD)
     )
     size = max(FEWEST_ROWS, CHUNK_BYTES.get(policy.device_type, 2**26) // x_ND.element_size() // vocab)
-    # One buffer for all chunks: fresh pages cost more time than the computation in them.
+    # One buffer for all chunks: fresh pages take longer than the computation in them.
     buffer_RV = torch.empty((min(size, len(x_ND)), vocab), dtype=x_ND.dtype, device=x_ND.device)
     for first in range(0, len(x_ND), size):
         chunk = slice(first, min(first + size, len(x_ND)))

@@ -1,9 +1,9 @@
 """Compiling for training; which runs compile their model is part of `ComputePolicy` in runtime/devices.py.
 
-A model is compiled as a whole, once for each shape in training and validation, so a run has two or three graphs. With
+A complete model is compiled once per shape in training and validation, so a run has two or three graphs. With
 torch.compile's defaults there would be more of them, and slower ones:
 
-- After a batch of another size it compiles for any size, and then trains on that slower graph. So shapes are fixed,
+- After a batch of another size it compiles for dynamic sizes, and then trains on that slower graph. So shapes are fixed,
   and a short last batch of a validation is padded (`pad_rows`).
 - It counts the graphs of all models of one class together, and of all blocks if each is compiled on its own; a plan
   that varies by layer makes each block another graph. Beyond `recompile_limit` it runs uncompiled, and only its log
@@ -36,7 +36,7 @@ def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pad_rows(x: Tensor, rows: int, value: float = 0) -> Tensor:
-    """Pad `x` with rows of `value` to the number of rows that all batches have."""
+    """Pad `x` with rows of `value` to the common number of rows."""
     if len(x) == rows:
         return x
     return torch.cat([x, x.new_full((rows - len(x), *x.shape[1:]), value)])

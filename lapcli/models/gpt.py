@@ -66,7 +66,7 @@ class GPTConfig(GPTModel):
         return 10 * self.context
 
 
-#: First and last layer's value at the start, linear between them (nanochat, gpt.py of July 2026).
+#: Initial value of the first and last layer, linear in between (nanochat, gpt.py of July 2026).
 LAMBDAS = {"residual_lambdas": (1.15, 1.05), "x0_lambdas": (0.20, 0.05)}
 ADDED = (*LAMBDAS, "value_embed.")
 
@@ -197,7 +197,7 @@ class Attention(nn.Module):
         if embedded_BTC is not None:
             gate_BTG1 = 3 * torch.sigmoid(self.value_gate(x_BTC[..., :GATE_CHANNELS]))[..., None]
             v_BTGD = v_BTGD + gate_BTG1 * embedded_BTC.to(v_BTGD.dtype).view(v_BTGD.shape)
-        # Rotated before the norm, as nanochat: a rotation keeps the norm, so the order only affects rounding.
+        # Rotated before the norm, as in nanochat: a rotation keeps the norm, so the order only affects rounding.
         q_BHTD, k_BGTD = (rms_norm(rotate(part, rotary)).transpose(1, 2) for part in (q_BTHD, k_BTGD))
         return q_BHTD, k_BGTD, v_BTGD.transpose(1, 2)
 
@@ -249,8 +249,8 @@ class GPT(nn.Module):
     x0_lambdas: Tensor
 
     def __init__(self, config: GPTConfig, *, is_initialised: bool = True) -> None:
-        """Without `is_initialised` the weights are arbitrary, to be overwritten by loading. On the meta device they are
-        too, until the model has storage and `initialise` is called."""
+        """Without `is_initialised` the weights are arbitrary, to be overwritten by loading. The same holds on the meta
+        device until the model has storage and `initialise` is called."""
         super().__init__()
         self.config = config
         self._compiled_hidden: Callable[[Tensor], Tensor] | None = None
@@ -279,7 +279,7 @@ class GPT(nn.Module):
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Set every weight and table; needed after a model built on the meta device was given storage."""
         for name, weight in self.named_parameters():
-            # Initialised last, so that the other weights do not depend on them.
+            # Initialised last, so that other weights do not depend on them.
             if ".operators." in name or name.startswith(ADDED) or "value_gate" in name:
                 continue
             if name == "embed.weight":
@@ -304,7 +304,7 @@ class GPT(nn.Module):
         device, half = self.cos_PD.device, self.config.head_size // 2
         base, steps = self.config.rotary_base, torch.arange(half, dtype=torch.float32, device=device)
         frequencies = torch.zeros_like(steps) if base is None else base ** (-steps / half)  # zero: nothing is rotated
-        # In float32 and rounded at the end, as nanochat: bf16 has no odd numbers beyond 256.
+        # In float32 and rounded at the end, as in nanochat: bf16 has no odd numbers beyond 256.
         angles_PD = torch.arange(self.config.positions, dtype=torch.float32, device=device)[:, None] * frequencies
         dtype = torch.bfloat16 if self.config.rotary_precision == "bf16" else torch.float32
         self.cos_PD, self.sin_PD = angles_PD.cos().to(dtype), angles_PD.sin().to(dtype)

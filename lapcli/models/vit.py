@@ -2,7 +2,7 @@
 
 timm and the repository differ in ways that change results: LayerScale starts at 1e-6 in timm and 1e-4 in the
 repository, the class token has a deviation of 1e-6 and 0.02, and drop path grows over the blocks in timm but has one
-rate in the repository. The repository's values are taken. State-dict names are timm's.
+rate in the repository. This model uses the repository's values. State-dict names are timm's.
 """
 
 from typing import Any

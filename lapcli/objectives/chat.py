@@ -108,8 +108,8 @@ class Chat(GPTObjective[ChatStageRecipe]):
         rows = self._items.items(first, self.batches.micro_batch)
         tokens_BT, targets_BT = to_device(rows, self.world.device)
         if self.recipe.average == "micro_batch":
-            # As nanochat: micro-batches count equally, however many targets they have. The rows are still on the
-            # host, so that counting their targets waits for no GPU.
+            # As in nanochat: micro-batches have equal weight for any number of targets. The rows are still on the
+            # host, so counting their targets is not a sync.
             weight = 1 / max(1, int((rows.targets_BT >= 0).sum()))
         else:
             # The loop takes the mean over micro-batches and ranks; this makes it the mean over all targets of the step.

@@ -74,7 +74,7 @@ class ImageObjective(Objective[R]):
     def build(self, device: torch.device, policy: ComputePolicy | None = None) -> None:
         train = self.recipe.train
         self.policy = policy or compute_policy(device, train.precision, train.compile)
-        # Initialised on the CPU, so that one seed gives the same weights on every device.
+        # Initialised on the CPU, so that a seed gives the same weights on every device.
         with device if device.type == "meta" else contextlib.nullcontext():
             model = self.new_model(self.recipe, self.recipe.seed)
         self.model = model.to(device).train()

@@ -7,10 +7,10 @@ Sinkhorn-Knopp turns teacher logits into targets that use all prototypes equally
                   then each sample by its sum over the prototypes
 
 Dividing by constants (the sum of Q, the numbers of samples and prototypes) changes nothing, because rows end with a sum
-of 1. After the prototypes are divided, Q is exp(z / T + s) with one number s for each prototype, and dividing samples
+of 1. After the prototypes are divided, Q is exp(z / T + s) with one number s per prototype, and dividing samples
 makes it softmax(z / T + s). So the iterations only update s, in blocks of rows, and the targets overwrite the logits:
-one N x K matrix in all. Each prototype's largest logit (over all processes) is subtracted first; that is a part of s,
-and keeps exp from overflowing if z / T exceeds 88.
+one N x K matrix in all. Each prototype's largest logit (over all processes) is subtracted first; that becomes part of
+s and prevents overflow of exp if z / T exceeds 88.
 
 The cross entropy between targets t and softmax(x W^T / T) never materialises all student logits
 (`lapcli/models/chunked_loss.py`):
@@ -19,7 +19,7 @@ The cross entropy between targets t and softmax(x W^T / T) never materialises al
     dl_n/dz_nk = (sum_k t_nk) softmax(z_n)_k - t_nk
 
 The functions of a block of logits are what torch.compile fuses, in base 2: exp2 is a single instruction of a GPU. Each
-becomes one or two kernels, which read the logits, in bf16 if the run computes in it, and write no other matrix than the
+becomes one or two kernels, which read the logits, in bf16 if the run computes in it, and write only the
 result. Sums over processes are computed between the functions, and temperatures that change with the step are tensors:
 a Python number would compile a new graph each time. Bytes per logit in bf16, by Inductor's count: 16 for Sinkhorn-Knopp
 with three iterations, 8 for the cross entropy.
@@ -63,7 +63,7 @@ def dino_loss(
     G, crops = len(targets_MK) // images, len(student_ND) // images
     L = crops - G
     local_pairs, global_pairs = L * G, G * (G - 1)
-    # Targets of crop c: all global crops except itself, so a global crop has one less, filled with -1.
+    # Targets of crop c: all other global crops, so a global crop has one less, filled with -1.
     crop_C1, other_J = (torch.arange(count, device=student_ND.device) for count in (crops, G))
     crop_C1 = crop_C1[:, None]
     crop_CJ = other_J + ((crop_C1 < G) & (other_J >= crop_C1))
@@ -98,7 +98,7 @@ def koleo_loss(tokens_MC: Tensor, crops: int, group: int) -> Tensor:
     The neighbour is searched among the same crop of the `group` images of its group in the global batch. The sum over
     crops is upstream's mean times 2.
     """
-    # In float32, where upstream uses bf16, in whose rounding the distances of near neighbours are lost.
+    # In float32; upstream uses bf16, whose rounding loses the distances of near neighbours.
     x = F.normalize(tokens_MC.float(), dim=-1).unflatten(0, (-1, group))  # crops and groups, images, C
     with torch.no_grad():
         dots = x @ x.mT
@@ -169,7 +169,7 @@ def sinkhorn_targets(
     def fused(function: Callable[..., Tensor], rows: slice, *arguments: Tensor) -> Tensor:
         return (compiled_once(function) if policy.compiles else function)(logits_NK[rows], factor, *arguments)
 
-    # A process whose crops have no mask has no blocks, but takes part in the sums over the processes.
+    # A process whose crops have no mask has no blocks, but takes part in the all-reduces.
     log_sums_K = logits_NK.new_full(logits_NK.shape[1:], -math.inf, dtype=wide)
     for rows in blocks:
         log_sums_K = torch.logaddexp2(log_sums_K, fused(_log_sums, rows))

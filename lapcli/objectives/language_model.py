@@ -71,7 +71,7 @@ class GPTObjective(Objective[R]):
         with device if device.type == "meta" else contextlib.nullcontext():
             model = GPT(gpt_config(self.recipe), is_initialised=False)
         if is_initialised and device.type != "meta":
-            # On the CPU, so that a seed gives the same weights on every device.
+            # Initialised on the CPU, so that a seed gives the same weights on every device.
             model.initialise(torch.Generator().manual_seed(self.recipe.seed))
         model.policy = self.policy
         if self.policy.bf16:
@@ -85,7 +85,7 @@ class GPTObjective(Objective[R]):
         return [*self.blocks(), self.model.embed]  # the embedding may be bf16, and a gather has one dtype
 
     def gathered_dtype(self, shard: nn.Module) -> torch.dtype | None:
-        # Matmuls cast their weights to bf16 anyway; what head operators learn stays in float32.
+        # Matmuls cast their weights to bf16 anyway; parameters of head operators stay in float32.
         learns = any(name.rpartition(".operators.")[1] for name, _ in shard.named_parameters())
         return torch.bfloat16 if self.policy.bf16 and not learns else None
 

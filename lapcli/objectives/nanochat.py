@@ -62,7 +62,7 @@ class NanochatCheckpoint:
 
 
 def import_checkpoint(path: Path, runs_dir: Path, name: str) -> tuple[Run, bool]:
-    """Import a checkpoint; return the finished run, and whether it is new: repeating an import changes nothing."""
+    """Import a checkpoint; return the finished run, and whether it is new: a repeated import has no effect."""
     source = _find(path)
     sha256 = sha256_of_file(source.file)
     if (runs_dir / name / INFO).is_file():
@@ -133,13 +133,13 @@ def _find(path: Path) -> NanochatCheckpoint:
         ) from None
     if unknown := [key for key in settings if key not in _SETTINGS]:
         raise DataError(f"{meta_file} has unknown settings in model_config: {listed(unknown)}; {_OF_2026}")
-    # As it was trained: rotary tables in bf16, the constants of late 2025.
+    # The training settings: rotary tables in bf16, the constants of late 2025.
     values = {_SETTINGS[key]: value for key, value in settings.items()}
     values |= {"rotary_base": 10_000.0, "rotary_precision": "bf16", "softcap": 15.0}
     model, problems = check_recipe(GPTModel, Document(values, {(): str(meta_file)}))
     if model is None:
         raise DataError(f"{meta_file} does not describe a GPT: {problems[0].key} {problems[0].message}; {_AGAIN}")
-    # Told by nanochat's folders, else by a metric of fine-tuning.
+    # Determined by nanochat's folders, else by a fine-tuning metric.
     folders = " ".join(file.resolve().parts[-3:-1])
     is_chat = "base_checkpoints" not in folders if "_checkpoints" in folders else "mmlu_acc" in meta
     return NanochatCheckpoint(file, int(number[1]), model, vocab, is_chat)
@@ -157,7 +157,7 @@ def _weights(source: NanochatCheckpoint) -> dict[str, Tensor]:
     if unknown := [str(name) for name, ours in names.items() if ours is None]:
         raise DataError(f"{source.file} has unknown tensors: {listed(unknown)}; {_OF_2026}")
     tensors = {str(names[name]): tensor for name, tensor in state.items()}
-    # nanochat pads the vocabulary to a multiple of 64, and cuts the logits (gpt.py). A view would keep the padding.
+    # nanochat pads the vocabulary to a multiple of 64 and truncates the logits (gpt.py). A view would keep the padding.
     for name in ("embed.weight", "head.weight"):
         if name in tensors and len(tensors[name]) >= source.vocab:
             tensors[name] = tensors[name][: source.vocab].clone()
@@ -207,7 +207,7 @@ class _Encoding:
 
 
 class _PlainEncoding(pickle.Unpickler):
-    """An unpickler that accepts only tiktoken's class, as plain data, and refuses anything else to call."""
+    """An unpickler that accepts only tiktoken's class, as plain data, and refuses to call anything else."""
 
     def find_class(self, module: str, name: str) -> type:
         if (module, name) not in {("tiktoken.core", "Encoding"), ("tiktoken", "Encoding")}:
@@ -216,7 +216,7 @@ class _PlainEncoding(pickle.Unpickler):
 
 
 def _recipe(source: NanochatCheckpoint) -> BaseRecipe:
-    """Build a recipe from what is known: neither the training data nor the batch are."""
+    """Build a recipe from the known settings: training data and batch are unknown."""
     values: dict[str, Any] = {
         "objective": "language_model",
         "model": source.model.model_dump(mode="json"),
@@ -230,7 +230,7 @@ def _recipe(source: NanochatCheckpoint) -> BaseRecipe:
         "objective": "chat",
         "stage": "midtrain" if of_midtraining else "sft",
         "mixture": [{"name": "unknown", "format": "conversations", "source": UNKNOWN}],
-        # As mid_train.py and chat_sft.py train: the former discards the mask of the assistant's tokens.
+        # As in mid_train.py and chat_sft.py: the former discards the assistant mask.
         "loss": "all" if of_midtraining else "assistant",
         "batching": "packed" if of_midtraining else "padded",
         "optimizer": {},

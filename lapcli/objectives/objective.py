@@ -1,7 +1,7 @@
 """The interface of an objective, which covers everything specific to one training method.
 
 One class contains everything about an objective: data, model, batches, loss, validation and loading. The
-loop owns what is the same for all of them: accumulation, clipping, schedules, checkpoints, signals, metrics and
+loop owns the common parts: accumulation, clipping, schedules, checkpoints, signals, metrics and
 progress. The type of its recipes (`lapcli/recipe`) names the class, and says without importing torch what its models
 can do and which metrics its validation has.
 """
@@ -77,11 +77,11 @@ class BatchPlan:
 
 
 def plan_batches(batch: int, micro_batch: int, processes: int, multiple: int = 1) -> BatchPlan:
-    """Choose the largest micro-batch up to the recipe's that divides a process's share; the rest is accumulation.
+    """Choose the largest micro-batch up to the recipe's that divides a process's part; the rest is accumulation.
 
     `multiple`: a micro-batch is a multiple of it, if examples come in pairs or groups. Micro-batches are equal, so that
-    the mean of their means is the mean over the batch. A share with no divisor near the recipe's micro-batch is
-    refused: 254 examples with a micro-batch of 64 would take 127 forwards of 2 instead of 4.
+    the mean of their means is the mean over the batch. A part without a divisor near the recipe's micro-batch
+    is refused: 254 examples with a micro-batch of 64 would take 127 forwards of 2 instead of 4.
     """
     if batch % (processes * multiple):
         raise UsageError(
@@ -238,11 +238,11 @@ class Objective(ABC, Generic[R]):
 
     @abstractmethod
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
-        """Return metrics, the same on every rank; call `stop_if_asked`, which raises to stop, equally often on each."""
+        """Return metrics, the same on every rank; call `stop_if_asked`, which raises to stop, the same number of times on each."""
 
     @abstractmethod
     def describe_batch(self, step: int) -> str:
-        """Describe the examples of a step, for the message about a loss that is not finite."""
+        """Describe the examples of a step, for the message about a non-finite loss."""
 
     @classmethod
     @abstractmethod
@@ -251,8 +251,8 @@ class Objective(ABC, Generic[R]):
     ) -> LoadedModel:
         """Load a run's model with the weights of a checkpoint; without one, untrained, from the recipe's seed.
 
-        `float32`: compute in float32 whatever it was trained in, so that measurements are not affected by bf16's
-        rounding.
+        `float32`: compute in float32, to keep bf16 rounding out of
+        measurements.
         """
 
     @classmethod

@@ -71,13 +71,13 @@ def backbone_multiplier(name: str, layers: int, decay: float, patch_multiplier: 
 
 
 def is_decayed(name: str) -> bool:
-    """Return whether a parameter decays: all but biases, norms, LayerScale and the parameters of head operators."""
-    # Class and mask token decay: upstream's condition, by name, does not exempt them, although its comment says so.
+    """Return whether a parameter decays: all except biases, norms, LayerScale and the parameters of head operators."""
+    # Class and mask token decay: upstream's condition on names does not exempt them, despite its comment.
     return not (name.endswith("bias") or "norm" in name or "gamma" in name or ".operators." in name)
 
 
 def parameter_groups(recipe: SelfSupervisedRecipe, model: StudentTeacher) -> list[ParameterGroup]:
-    """Group by part (block, head, ...), with and without decay; prototypes apart, because they start frozen."""
+    """Group by part (block, head, ...), with and without decay; prototypes separately, because they start frozen."""
     settings = recipe.optimizer
     # The weight decay of groups that decay is set for each step by `_at_step`.
     options: dict[str, Any] = {"betas": tuple(settings.betas), "eps": settings.eps, "weight_decay": 0.0}

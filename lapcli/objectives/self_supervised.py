@@ -1,11 +1,11 @@
 """Self-supervised training: DINO between class tokens, iBOT between masked patches, KoLeo to spread the features.
 
-A step: the teacher sees both global crops of each image, the student the same with patches masked, and the local
-crops. Teacher outputs become targets by Sinkhorn-Knopp over the images of all processes; the student learns to
+A step: the teacher gets both global crops of each image; the student gets them with masked patches, and the
+local crops. Teacher outputs become targets by Sinkhorn-Knopp over the images of all processes; the student learns to
 predict them. Afterwards the teacher follows the student.
 
 Masks and KoLeo's neighbours belong to fixed groups of the global batch, so that they do not depend on the number of
-processes. With accumulation Sinkhorn-Knopp sees the images of one micro-step of all processes, not of the whole batch.
+processes. With accumulation Sinkhorn-Knopp sees the images of one micro-step of all processes, not of the full batch.
 
 Shapes: G global and Q local crops of B images, M = G B, L = Q B, P patches, N masked patches, C width, D bottleneck,
 K prototypes.

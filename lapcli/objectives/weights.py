@@ -3,7 +3,7 @@
     run:NAME[@step|best]     a run, finished or not; without a suffix its last checkpoint, as for the run's FOLDER
     timm:NAME                a stock ViT with its pretrained weights, or those of a file
 
-Weights that do not fit are refused, never loaded partially. Only safetensors, JSON and pickles of tensors are read,
+Mismatched weights are refused, never loaded partially. Only safetensors, JSON and pickles of tensors are read,
 so no code is executed. A run that starts from weights stores their sha256 in its recipe, which identifies them. Only
 the weights are loaded; the rest of the run is new. A run that has a checkpoint resumes from that.
 """
@@ -72,7 +72,7 @@ _LAYER_SCALE = re.compile(r"\.ls[12]\.gamma$")
 
 
 def find_checkpoint(run: Run, which: str) -> Checkpoint:
-    """Find the checkpoint `last`, `best` or of a step number, and verify its hashes."""
+    """Find the checkpoint `last`, `best` or a step number, and verify its hashes."""
     steps = checkpoints.steps_in(run.checkpoints)
     if not steps and run.is_finished:
         raise DataError(f"{run.checkpoints} has no checkpoint any more; restore it from a backup, or {TRAIN_AGAIN}")
@@ -187,7 +187,7 @@ def _read_timm(model: Any, path: Path) -> dict[str, Tensor]:
         plan = read_metadata(path, _ANOTHER_FILE).get("laplacian_heads")
         # `0` and `[0, 0]` are plain; every other plan has a number of heads.
         if plan is not None and any(digit in "123456789" for digit in plan):
-            # They would load into a stock ViT, but compute nonsense.
+            # They would load into a stock ViT but compute nonsense.
             raise DataError(f"{path} has laplacian_heads {plan}, a stock ViT has none; start with --init-from run:NAME")
         state = clean_state_dict(read_tensors(path, _ANOTHER_FILE))
     else:
@@ -265,7 +265,7 @@ def open_weights(given: InitFrom, runs_dir: Path) -> Weights:
 
 
 def source_run(run: Run) -> Run | None:
-    """Return the run that supplied a run's initial weights; None if they came from elsewhere."""
+    """Return the run that provided a run's initial weights; None if they came from elsewhere."""
     given = run.recipe.train.init_from
     if given is None:
         return None
@@ -276,7 +276,7 @@ def source_run(run: Run) -> Run | None:
 
 
 def text_of(run: Run) -> tuple[Run, Source]:
-    """Return the text that a GPT was pretrained on, on which a chat stage is measured too, and the run that has it."""
+    """Return a GPT's pretraining text, on which a chat stage is also measured, and the run that has it."""
     if not isinstance(run.recipe, ChatStageRecipe):
         return run, run.recipe.data  # type: ignore[attr-defined]
     before = source_run(run)
@@ -346,7 +346,7 @@ def load_initial(source: Weights, model: nn.Module, recipe: BaseRecipe) -> list[
 
 
 def fit_weights(source: Weights, model: nn.Module) -> list[str]:
-    """Load the tensors that fit and return what was resized, newly initialised or not used.
+    """Load the matching tensors and return which were resized, newly initialised or not used.
 
     DataError for a shape that cannot be resized, or if no name is in common.
     """

@@ -41,7 +41,7 @@ from lapcli.training.train import checkpoint_bytes, checkpoints_held
 #: 0.47 for its d20 on H100s, timm's ViT-B under AMP is between 0.3 and 0.4 on A100s, and crops of DINO are small.
 MFU = {"language_model": 0.4, "chat": 0.4, "classification": 0.33, "self_supervised": 0.15}
 OTHER_MFU = 0.3
-#: Tracing an operation takes a tenth of a millisecond. Only a loss with many chunks has more operations than this.
+#: Tracing an operation takes a tenth of a millisecond. Only losses with many chunks exceed this.
 MOST_OPERATIONS, FEW_OPERATIONS = 30_000, 6000
 
 
@@ -52,9 +52,9 @@ def plan_training(
     mfu: float | None = None,
     price: float | None = None,
 ) -> "TrainingPlan":
-    """Plan a run of a recipe on that many processes; without `device`, on the device that a run here would use.
+    """Plan a run of a recipe on this number of processes; without `device`, on the device that a run here would use.
 
-    `mfu` is the fraction of the peak that the model's FLOPs reach; `price` is that of a device for an hour.
+    `mfu` is the model's fraction of the peak FLOPs; `price` is per device and hour.
     """
     if not isinstance(recipe, BaseRecipe):
         raise UsageError(f"a recipe of {recipe.objective} has no model of its own; plan the recipes of its runs")
@@ -176,7 +176,7 @@ class TrainingPlan:
         return phase, {name: parts[name] for name in ("weights", GRADIENTS, "optimizer", ACTIVATIONS, TEMPORARY)}
 
     def _gathered(self) -> tuple[list[int], int]:
-        """Return the bytes of the weights that a process gathers: of each shard, and of all others together."""
+        """Return the bytes of the weights that a process gathers: for each shard, and for all others together."""
         sizes, rest = [], _bytes(self._objective.model.parameters())
         for shard in self._objective.shards():
             dtype = self._objective.gathered_dtype(shard)
@@ -220,7 +220,7 @@ class TrainingPlan:
         return (gathers + reduced + exchanged) * (ranks - 1) // ranks
 
     def estimate_time(self, mfu: float | None, price: float | None, is_here: bool) -> None:
-        """Set hours and cost: FLOPs over a fraction of the peak, or what the loader needs if it is slower."""
+        """Set hours and cost: FLOPs over a fraction of the peak, or the loader's time if it is slower."""
         peak = self._device.peak(self._policy.bf16)
         if peak is None:
             return
@@ -237,7 +237,7 @@ class TrainingPlan:
     def measure(self, steps: int) -> None:
         """Replace the estimated hours by measured ones: the median of `steps` of one process, after one to warm up.
 
-        Data is made up, and there is no communication.
+        Data is synthetic, and there is no communication.
         """
         recipe, device = self._recipe, torch.device(pick_device(self._recipe.train.device))
         if recipe.train.threads:

@@ -1,7 +1,7 @@
 """FLOPs and memory of a training step, traced on fake tensors: shapes are propagated, nothing is computed.
 
-A fake tensor of the CPU is dispatched to the same kernels as a real one, so autograd keeps for the backward what a run
-keeps. A compiled graph on a GPU is assumed to keep as much: torch.compile keeps both sides of an activation function,
+A fake tensor of the CPU is dispatched to the same kernels as a real one, so autograd saves the same
+tensors. A compiled graph on a GPU is assumed to save the same: torch.compile keeps both sides of an activation function,
 because the matmul after it needs its result in the backward.
 """
 
@@ -55,7 +55,7 @@ def trace_step(
 ) -> StepTrace:
     """Trace a forward and backward of `examples`; `objective` was built on the meta device and cannot be used again.
 
-    `keeps_gradients`: they exist during the forward already, from the micro-batch before or on several ranks, and are
+    `keeps_gradients`: they exist during the forward already, from the previous micro-batch or on several ranks, and are
     not counted here.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):

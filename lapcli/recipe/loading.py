@@ -98,7 +98,7 @@ def load_recipe(
 ) -> AnyRecipe:
     """Read a recipe with its parents, apply `--set` and `--seed`, and validate; RecipeError lists every problem.
 
-    `is_kept`: it is the stored recipe of a run, which stays readable whatever later versions require of new runs.
+    `is_kept`: it is the stored recipe of a run, which stays readable under stricter rules of later versions.
     """
     return recipe_loader(path, is_kept=is_kept)(overrides, seed)
 
@@ -156,7 +156,7 @@ def _build(source: str, document: Document, problems: list[Problem]) -> AnyRecip
 
 
 def _recipe_type(document: Document) -> tuple[type[AnyRecipe] | None, list[Problem]]:
-    """Return the recipe type of the objective, or what is wrong with its name."""
+    """Return the recipe type of the objective, or the problem with its name."""
     values = document.values
     name = values.get("objective")
     if name == "chat" and "stage" in values:
@@ -293,12 +293,12 @@ def check_recipe(schema: type[S], document: Document) -> tuple[S | None, list[Pr
             missing.add(path)
         message = _message(detail, section, field, value_at(document.values, path), schema, path)
         found.setdefault(path, Problem(document.place(path), dotted(path), message))
-    # A key that is misspelt is not missing too.
+    # A misspelt key is not also missing.
     return None, [problem for path, problem in found.items() if path not in missing & meant] + conflicts
 
 
 def _path(detail: ErrorDetails, values: Any) -> KeyPath:
-    """Return the path of the key, without what pydantic adds to it for a union: the names of its forms."""
+    """Return the path of the key, without the names of union members that pydantic adds."""
     path = detail["loc"]
     for depth, step in enumerate(path):
         if not has_step(values, step):

@@ -135,7 +135,7 @@ def value_at(values: Any, path: KeyPath) -> Any:
     return values
 
 
-#: A key, and another key of its section that a later file or option replaces it with: two forms of one setting.
+#: A key, and another key of its section that a later file or option replaces it with: two forms of the same setting.
 _REPLACED_BY = {"operators": "laplacian_heads", "laplacian_heads": "operators", "steps": "epochs"}
 
 
@@ -147,7 +147,7 @@ class Document:
     places: dict[KeyPath, str]  # of the root too, under the empty path
 
     def place(self, path: KeyPath) -> str:
-        """Return the place of a key, or of the nearest key above it that has one."""
+        """Return the location of a key, or of the nearest key above it with a location."""
         while path not in self.places:
             path = path[:-1]
         return self.places[path]
@@ -252,9 +252,9 @@ def recipe_to_yaml(recipe: "AnyRecipe") -> str:
 
 
 def recipe_hash(recipe: "AnyRecipe") -> str:
-    """Return the sha256 of the recipe's canonical JSON: equal for recipes that mean the same, however they are written.
+    """Return the sha256 of the recipe's canonical JSON: equal for recipes with the same meaning.
 
-    Where the weights of `init_from` are does not count, since their own sha256 does. The hash names a recipe; whether
+    The path of `init_from` weights does not count, since their sha256 does. The hash names a recipe; whether
     two recipes agree is decided by `differing_keys`.
     """
     canonical = json.dumps(_in_order(_without_places(recipe_to_dict(recipe))), separators=(",", ":"), allow_nan=False)
@@ -269,12 +269,12 @@ def _without_places(value: Any, key: str = "") -> Any:
 
 
 def canonical_json(key: str, value: Any) -> str:
-    """Return the value of a dotted key as JSON, the same text for values that mean the same."""
+    """Return the value of a dotted key as JSON, the same text for equal values."""
     return json.dumps(_in_order(value, key))
 
 
 def _in_order(value: Any, key: str = "") -> Any:
-    """Sort the keys of a value, except for operators: the one that is named first gets the last heads."""
+    """Sort the keys of a value, except for operators: the first operator gets the last heads."""
     if isinstance(value, Mapping):
         is_ordered = _names_operators(key)
         names = list(value) if is_ordered else sorted(value)

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from lapcli.recipe.loading import OBJECTIVES
 from lapcli.recipe.section import Section, inner_section, members
 
-#: A limit from here on only catches typing errors, and is left out.
+#: A limit from here on only catches typos and is omitted.
 _ONLY_AGAINST_TYPOS = 10**5
 SECTION = "section"
 
@@ -80,7 +80,7 @@ def _keys(schema: type[Section], under: str = "") -> Iterator[tuple[str, str, st
 
 
 def type_of(field: FieldInfo) -> str:
-    """Describe the values that a key takes; a description in the schema wins."""
+    """Describe the values of a key; a description in the schema wins."""
     return field.description or _described(field.annotation, field.metadata)
 
 

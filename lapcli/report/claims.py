@@ -95,8 +95,8 @@ def _p_values(differences: Any) -> Any:
 
 
 def _above(values: Values, *, sign: int = 1, share: str = "every", rows: str = "all", **_: Any) -> Finding | None:
-    """Every row, or most of them, on one side of the baseline: evidence is their mean difference, or of most rows
-    the clearest one, corrected for their number."""
+    """Every row, or most of them, on one side of the baseline: evidence is their mean difference or, for most,
+    the clearest difference, corrected for their number."""
     others = _others(values, rows)
     if not others:
         return None
@@ -133,7 +133,7 @@ def _falls(values: Values, *, threshold: float, **_: Any) -> Finding | None:
 
 
 def _best(values: Values, *, rows: Sequence[int], **_: Any) -> Finding | None:
-    """These rows are the best; they may tie with each other, as in the paper's own table, but not with another."""
+    """These rows are the best; they may tie with each other, as in the paper's own table, but not with another row."""
     if not set(rows) <= set(_others(values)) or len(values) <= len(rows) + 1:
         return None
     means = {k: _mean(values[k]) for k in values}
@@ -157,7 +157,7 @@ def _rising(values: Values, *, sign: int = 1, **_: Any) -> Finding | None:
 
 
 def _near(values: Values, *, threshold: float, ratio: bool = False, share: str = "most", **_: Any) -> Finding | None:
-    """Every row, or most, within the threshold of the baseline: in points, or as a ratio to either side."""
+    """Every row, or most, within the threshold of the baseline: in points, or as a ratio in either direction."""
     others = _others(values)
     base = _mean(values[0]) if others else 0.0
     if not others or (ratio and base <= 0):
@@ -242,7 +242,7 @@ def judge(claim: Claim, families: Sequence[Sequence[Grid]]) -> ClaimVerdict:
         fitting = [
             [grid for grid in family if _scope(claim, grid) == scope and paper.is_papers(grid)] for family in own
         ]
-        # Of several families, such as the stages of one model, the one that says most about the claim.
+        # Of several families, such as the stages of one model, the one with the most evidence about the claim.
         judged: list[Judged] = [_judged(claim, scope, family) for family in fitting if family]
         none: Judged = ("not run", 0, ["no runs of the paper's recipe"])
         status, seeds, lines = min(judged, key=_order, default=none)
@@ -301,7 +301,7 @@ def _judged(claim: Claim, scope: str, family: Sequence[Grid]) -> Judged:
 def _settings(
     claim: Claim, scope: str, family: Sequence[Grid], missing: list[str]
 ) -> Iterator[tuple[Grid, dict[str, Any], str]]:
-    """Yield each part with the grid to judge it on, and words for its drop path; note drop paths that are missing."""
+    """Yield each part with the grid to judge, and a label for its drop path; missing drop paths become notes."""
     measure = str(claim.parts[0]["metric"])
     rates = [str(rate) for rate in DROP_PATHS if rate not in claim.left_out.get(scope, ())]
     kept = [grid for grid in family if paper.drop_path(grid) not in map(str, claim.left_out.get(scope, ()))]
@@ -321,7 +321,7 @@ def _settings(
 
 
 def _expanded(metric: str, grid: Grid) -> list[str]:
-    """Return `snr.snr @0`, `snr.snr @1` ... for `snr.snr @layers`; other metrics as they are."""
+    """Return `snr.snr @0`, `snr.snr @1` ... for `snr.snr @layers`; other metrics unchanged."""
     if not metric.endswith("@layers"):
         return [metric]
     return [metric.replace("@layers", f"@{layer}") for layer in range(int(grid.first.values["model.layers"]))]
@@ -331,7 +331,7 @@ def values_of(grid: Grid, metric: str) -> Values:
     """Return the numbers of a metric by seed and number of heads, without plans that differ by layer.
 
     `average` is the mean of the five tasks, `a / b` a ratio; `a @3` is layer 3, `a @slope`, `@level` and `@deeper` are
-    the least-squares slope over all layers, their mean, and that of the deeper half.
+    the least-squares slope over all layers, their mean, and the deeper half's.
     """
     if " / " in metric:
         above, below = (values_of(grid, name) for name in metric.split(" / "))

@@ -1,13 +1,13 @@
 """The runs of a report and their numbers: one data frame, grouped into grids of runs that may be averaged.
 
-A number's name, its `measure`, says what it is and under which conditions:
+A number's name, its `measure`, gives the quantity and the conditions:
 
     top1, arc_easy, linear ...       the score of a task; its other metrics are `arc_easy.acc_norm`
     validation_loss ...              the validation of the training
     spectrum.k_0.99, snr.snr ...     an analysis, in the last layer of the model
     arc_easy [limit 100]             measured under another condition: another column, never averaged with the first
 
-Runs that agree in everything but the seed and the keys of the rows are one grid, and get one table (`same_recipe`).
+Runs that agree in everything except the seed and the row keys form one grid, with one table (`same_recipe`).
 """
 
 import json
@@ -57,7 +57,7 @@ class ReportRun:
 
     @property
     def seed(self) -> str:
-        """The seeds of all stages: `0`, or of a chat run `1+42+42`, its pretraining's first."""
+        """The seeds of all stages: `0`, or for a chat run `1+42+42`, pretraining first."""
         return "+".join(self.whole.seeds)
 
     @property
@@ -260,7 +260,7 @@ def grids_of(collection: Collection, rows: Sequence[str] = (HEADS,)) -> list[Gri
     check_rows(rows, [run.values for run in collection.runs])
     left_out = {*rows, OPERATORS} if HEADS in rows else set(rows)  # rows by heads are also rows by operator
     grids: dict[str, Grid] = {}
-    # A run that was stopped before it had read its data is a gap in the grid of its recipe, not a grid of its own.
+    # A run stopped before it read its data is a gap in its recipe's grid, not a separate grid.
     for run in sorted(collection.runs, key=lambda run: DATA not in run.identity):
         identity = {key: value for key, value in run.identity.items() if key not in left_out}
         alike = [grid for grid in grids.values() if {**grid.identity, DATA: ""} == {**identity, DATA: ""}]
@@ -288,7 +288,7 @@ def _seed_order(item: tuple[str, Any]) -> tuple[tuple[int, str], ...]:
 
 
 def _of_one_data(frame: "DataFrame", runs: Sequence[ReportRun], notes: list[str]) -> "DataFrame":
-    """Keep the numbers of each measure that are of the data it was measured on last."""
+    """Keep each measure's numbers on the data of its latest measurement."""
     own = {
         run.name: {run.run.info.get("data"), run.run.info.get("data_sha256"), run.whole.first.get("data_sha256")}
         for run in runs
@@ -344,7 +344,7 @@ def _alike(grids: Sequence[Grid]) -> list[list[Grid]]:
 
 
 def _name(grids: Sequence[Grid]) -> None:
-    """Title each grid by its objective, its data and the keys that tell it apart: no two grids share a title."""
+    """Title each grid by its objective, its data and the distinguishing keys: no two grids share a title."""
     for alike in _alike(grids):
         different = differing(alike)
         for place, grid in enumerate(alike):
@@ -369,7 +369,7 @@ def _differences_in_words(grids: Sequence[Grid]) -> list[str]:
 
 
 def in_words(value: str | None) -> str:
-    """Shorten a value of an identity; different values never read the same."""
+    """Shorten a value of an identity; different values never look the same."""
     if value is None:
         return "none"
     text = json.loads(value)

@@ -1,7 +1,7 @@
 """The charts of a report: training and validation curves; scores and k_0.99 against the rows.
 
 A chart is data. The page draws it with plotly, `write_files` with matplotlib as PNG, SVG and PDF, and its numbers as
-CSV. Points over several seeds have error bars of one standard deviation; a chart of one point is left out.
+CSV. Points over several seeds have error bars of one standard deviation; a chart with one point is omitted.
 """
 
 import io
@@ -213,7 +213,7 @@ def _curves(grid: Grid, metric: str, name: str, place: str) -> Chart | None:
 def _stretches(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     size = -(-len(points) // POINTS) or 1
     parts = [points[start : start + size] for start in range(0, len(points), size)]
-    # At the last step of a stretch, so that the curve ends where the training did.
+    # At the last step of an interval, so that the curve ends at the last training step.
     return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
 
 
@@ -261,7 +261,7 @@ def write_files(charts: Sequence[Chart], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():  # files of runs that were removed or have another number on the page
-            # Only names that charts have: the folder may hold the user's own files.
+            # Only names of charts: the folder may contain the user's own files.
             if path.suffix.removeprefix(".") in (*FORMS, "csv") and re.match(r"\d+-", path.name):
                 path.unlink()
         paths = []

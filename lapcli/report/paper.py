@@ -55,8 +55,8 @@ def drop_path(grid: Grid) -> str:
 
 
 def best_baseline(family: Sequence[Grid], measure: str = "top1") -> Grid | None:
-    """Return the grid at the drop path with the best baseline, as in the paper: by the baseline alone, since a choice
-    by the best row would favour the Laplacian heads. None if no baseline has a score."""
+    """Return the grid at the drop path with the best baseline, as in the paper: a choice by the best row would favour
+    Laplacian heads. None if no baseline has a score."""
     means = {}
     for number, grid in enumerate(family):
         summary = summarise(list(grid.values(grid.baseline, measure).values())) if grid.baseline else None
@@ -141,7 +141,7 @@ def _components(grids: Sequence[Grid]) -> ScoreTable:
 
 
 def _nearest(what: str, choices: Sequence[list[Grid]], notes: list[str]) -> list[Grid] | None:
-    """Return the family nearest to the paper's recipe; of equally near ones, that with the most runs."""
+    """Return the family nearest to the paper's recipe; among equally near families, the one with the most runs."""
 
     def rank(family: list[Grid]) -> tuple[int, int]:
         changed = differences(family[0])

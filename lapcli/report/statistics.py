@@ -42,13 +42,13 @@ def summarise(values: Sequence[float]) -> Summary | None:
 
 
 def compare(values: Mapping[Any, float], baseline: Mapping[Any, float]) -> Paired | None:
-    """Return the paired differences over the seeds that both have; None if there is no such seed."""
+    """Return the paired differences over the seeds that both have; None without a common seed."""
     seeds = [seed for seed in values if seed in baseline]
     differences = [values[seed] - baseline[seed] for seed in seeds]
     if not differences:
         return None
     n, mean = len(seeds), math.fsum(differences) / len(seeds)
-    # If all differences are equal, only the rounding error of their mean is left.
+    # If all differences are equal, only the rounding error of their mean remains.
     if n < 2 or max(abs(value - mean) for value in differences) <= 1e-12 * max(map(abs, differences)):
         return Paired(mean, n, None, None)
     from scipy.stats import ttest_rel

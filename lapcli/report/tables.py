@@ -1,7 +1,7 @@
 """Tables over seeds: mean, deviation, n, the paired difference from the baseline; and the formats that are printed.
 
-The best mean of a column, by the direction that its numbers were recorded with, is bold and the second underlined;
-means that read the same are never best. A gap is `-` for people, an empty field in CSV and null in JSON.
+The best mean of a column, by its recorded direction, is bold and the second underlined;
+means that look the same are never best. A gap is `-` for people, an empty field in CSV and null in JSON.
 """
 
 import json
@@ -136,7 +136,7 @@ def _columns(grids: Sequence[Grid], asked: Sequence[str] | None) -> list[list[st
     for name in asked:
         found = [resolve(name, grid.measures()) for grid in grids]
         having = {grid.first.objective for grid, names in zip(grids, found, strict=True) if names}
-        # A known score that nobody has measured yet is a column of gaps, not a typing error.
+        # A known score that is not measured yet is a column of gaps, not a typo.
         if not having and name not in LABELS:
             listed = list(dict.fromkeys(name for grid in grids for name in grid.measures()))
             raise UsageError(f"--columns: no run has a number {name[:60]!r}{known_names(name, listed)}")
@@ -173,7 +173,7 @@ def _default(grid: Grid) -> list[str]:
 
 
 def column_of(name: str, grid: Grid | None = None) -> Column:
-    """Return the column of a measure, by the unit and direction that the grid's numbers were recorded with."""
+    """Return the column of a measure, by the recorded unit and direction of the grid's numbers."""
     about = None if grid is None else grid.about(name)
     unit, direction = (None, None) if about is None else (about["unit"], about["direction"])
     if about is None and grid is not None:  # a column of gaps
@@ -211,7 +211,7 @@ def cell(values: dict[str, float], against: dict[str, float]) -> Cell:
 
 
 def mark_best(table: ScoreTable) -> None:
-    """Mark best and second of each column by the rounded means; a best that several rows share is no best."""
+    """Mark best and second of each column by the rounded means; a shared best is not marked."""
     for number, column in enumerate(table.columns):
         cells = [row.cells[number] for row in table.rows if not row.is_given]
         shown = {id(cell): float(column.shown(cell.summary.mean)) for cell in cells if cell.summary}

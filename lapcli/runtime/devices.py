@@ -24,7 +24,7 @@ from lapcli.runtime.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-#: Suffixes that name another, slower or faster, GPU of the same number.
+#: Suffixes of slower or faster GPUs with the same number.
 _OTHER_MODELS = {"laptop", "max-q", "ti", "super", "d"}
 CUBLAS, INDUCTOR = "CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC"
 _WORKSPACES = (":4096:8", ":16:8")  # with any other setting cuBLAS may sum in any order
@@ -44,7 +44,7 @@ class ComputePolicy:
     coarse: bool = False  # losses use few large chunks instead of cache-sized ones: `lap plan` traces every chunk
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the autocast context for models that are not ours, which do not set their dtypes themselves."""
+        """Return the autocast context for foreign models, which do not set their dtypes themselves."""
         import torch
 
         return torch.autocast(self.device_type, torch.bfloat16) if self.bf16 else contextlib.nullcontext()
@@ -72,9 +72,9 @@ def has_float64(device: "torch.device") -> bool:
 
 
 def use_whole_float32() -> None:
-    """Turn TF32 off, so that float32 is float32 on every GPU.
+    """Turn TF32 off, so that float32 is exact on every GPU.
 
-    torch enables it for convolutions, and NVIDIA's containers turn it on for matrix products through an environment
+    torch enables it for convolutions, and NVIDIA's containers turn it on for matmuls through an environment
     variable. It keeps 10 bits of the mantissa: too few for Newton-Schulz on a Gram matrix and for measurements.
     """
     import torch
@@ -121,7 +121,7 @@ def _gpu(name: str, mebibytes: int, bf16: float, float32: float, link: float, na
     return Device(name, "cuda", mebibytes * 2**20, bf16 * 1e12, float32 * 1e12, native_bf16, link * 1e9)
 
 
-#: By the names that `--gpu` takes. Memory as the driver reports it; TFLOPs in bf16 dense (data sheets often quote twice
+#: Keyed by the names for `--gpu`. Memory as the driver reports it; TFLOPs in bf16 dense (data sheets often quote twice
 #: as much, with sparsity) and summed in float32, then in float32 without TF32; the link is NVLink, or PCIe without it.
 GPUS = {
     "t4": _gpu("T4", 15_360, 65, 8.1, 16, native_bf16=False),  # in float16, which is not used
@@ -156,7 +156,7 @@ def listed(device_name: str) -> Device | None:
     """Return the listed GPU whose name occurs as complete words in the driver's: an "RTX A4000" is not an "A40"."""
     if _OTHER_MODELS & set(device_name.lower().split()):
         return None
-    # The longest: an "H100 PCIe" is no other "H100".
+    # The longest match: an "H100 PCIe" is not another "H100".
     names = sorted(GPUS.values(), key=lambda gpu: -len(gpu.name))
     found = (gpu for gpu in names if re.search(rf"\b{re.escape(gpu.name)}\b", device_name, re.IGNORECASE))
     return next(found, None)
@@ -190,8 +190,8 @@ def prepare_determinism() -> None:
 def deterministic(wanted: bool) -> Iterator[None]:
     """Use deterministic algorithms if `wanted`; an operation without one fails. The exit restores the settings.
 
-    Not `warn_only`: with it flash attention stays nondeterministic. Uninitialized memory is not filled: a run that read
-    it would be wrong whatever it held.
+    Not `warn_only`: with it flash attention stays nondeterministic. Uninitialized memory is not filled: a run that
+    reads it would be wrong in any case.
     """
     if not wanted:
         yield
@@ -217,7 +217,7 @@ def prefer_attention_kernels(
     """Provide a context in which attention prefers cuDNN's kernel on Hopper and later GPUs (capability 9).
 
     torch uses the first kernel of its priority order that supports the inputs, also for the backward, and prefers
-    flash, which is written for the architecture before. cuDNN has no deterministic backward, so a deterministic run
+    flash, which is written for the previous architecture. cuDNN has no deterministic backward, so a deterministic run
     keeps torch's order; so does every other device. Compiled code chooses its kernel when it is compiled, which has to
     happen inside the context too.
     """

@@ -1,4 +1,4 @@
-"""The environment of a process: every variable of `lap`, those of other tools that it reads, cores and compiler.
+"""The environment of a process: all variables that `lap` reads, its own and other tools', cores and compiler.
 
 LAP_RUNS          folder of the run directories                (default `runs`)
 LAP_CACHE         tokenizers, tokenised text, downloads        (default `$XDG_CACHE_HOME/lap`, else `~/.cache/lap`)

@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 75  # saved; the same command resumes (EX_TEMPFAIL, which batch systems requeue on)
 
 
-#: What a command says when Ctrl-C ends it at once.
+#: Message of a command that Ctrl-C ends at once.
 STOPPED = "lap: stopped; what was saved is kept, run the same command to resume"
 
 
@@ -56,7 +56,7 @@ def known_names(name: str, known: Iterable[str]) -> str:
     return f"{f'; did you mean {near[0]}? Known' if near else '; known'}: {shown or 'none yet'}"
 
 
-#: Errors that need another permission or another place; trying again would not help.
+#: Errors that need other permissions or another folder; trying again would not help.
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
@@ -87,7 +87,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
 
 
-#: Parts of the messages of gloo and NCCL when the process at the other end of a collective is gone.
+#: Parts of the messages of gloo and NCCL if the peer of a collective is gone.
 _GONE = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "gloo/transport")
 
 

@@ -1,6 +1,6 @@
 """Files: atomic writes, JSON and hashes.
 
-Whatever is written whole is written beside its place, flushed and renamed, so that a reader, or a second start after a
+Complete files are written under a temporary name, flushed and renamed, so that a reader, or a second start after a
 kill, sees either the old content or the new.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from lapcli.runtime.errors import DataError, UsageError
 
-#: Errors of a file system that has no locks: Lustre mounted without `flock`, NFS without a lock daemon.
+#: Errors of file systems without locks: Lustre mounted without `flock`, NFS without a lock daemon.
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK}
 
 
@@ -94,7 +94,7 @@ def check_room(folder: Path, needed: float, what: str, remedy: str) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """fsync a file, or a folder's entries: after a power cut a rename may have survived without the contents."""
+    """fsync a file, or a folder's entries: after a power cut the rename may survive without the contents."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -7,7 +7,7 @@
 --nnodes 2:4                as many machines as are there: all start again when one is lost or joins
 
 Machines meet through torch's c10d rendezvous, whose store is in the launcher of the head node, number 0. The ranks of
-every attempt have a store of their own, in the process of rank 0: the launchers of several machines may count restarts
+each attempt have a separate store, in the process of rank 0: the launchers of several machines may count restarts
 differently, and in one lasting store, whose keys hold that count, ranks would wait for those of another attempt.
 """
 
@@ -37,7 +37,7 @@ SECONDS_TO_MEET = 600
 _NCCL_TRACE = Path(tempfile.gettempdir()) / "lap_nccl_trace_rank_"
 _AFTER_SIGNAL: dict[int, str] = {
     signal.SIGABRT: (
-        "NCCL ends a rank so if a collective takes longer than --step-timeout, or if another rank is gone; "
+        "NCCL ends a rank this way if a collective takes longer than --step-timeout, or if another rank is gone; "
         f"{_NCCL_TRACE}* tell which ranks were waiting, and the same command resumes"
     ),
 }
@@ -97,7 +97,7 @@ class Processes:
 
 
 def needs_launch(processes: Processes, device: str = "auto") -> bool:
-    """Return whether the command must go through `launch`; never inside torchrun, where it already did."""
+    """Return whether the command must go through `launch`; never inside torchrun, where it already has."""
     if inside_torchrun():
         return False
     processes.check(_gpus(device))
@@ -119,7 +119,7 @@ def launch(processes: Processes, arguments: list[str], device: str = "auto") -> 
         _set_environment(processes, device, mark)
         try:
             with stop_on_signal(lambda name: _pass_on(name, mark, processes.is_elastic), at_once=_end_at_once):
-                # Our own arguments come after: torchrun's parser would take `--nproc` for one of its options.
+                # Our own arguments come after: torchrun's parser would take `--nproc` as one of its options.
                 options = [*_torchrun_options(processes, device), "-m", "lapcli"]
                 config, command, first = config_from_args(parse_args(options))
                 elastic_launch(config, command)(*first, *arguments)
@@ -144,8 +144,8 @@ def _gpus(device: str) -> int:
 
 def _set_environment(processes: Processes, device: str, mark: Path) -> None:
     """Set the environment that the ranks inherit; this process does nothing else any more."""
-    # Without a number torchrun gives each process one thread. A sweep gives a cell as many as it has cores, for all of
-    # its processes together.
+    # Without a number torchrun gives each process one thread. A sweep gives a cell one thread per core, for all of its
+    # processes together.
     if os.environ.get("OMP_NUM_THREADS") in (None, os.environ.get("LAP_CORES")):
         os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // processes.here(device)))
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a store for every attempt, see above
@@ -208,13 +208,13 @@ def _torchrun_options(processes: Processes, device: str) -> list[str]:
     if processes.node_rank is None:  # the machines number themselves, and find out who is the host by their names
         return [*options, f"--rdzv-conf={settings}"]
     # Explicitly: c10d would compare the endpoint with this machine's names, which misses secondary addresses, and
-    # then no machine opens the store.
+    # then no machine would open the store.
     is_host = processes.node_rank == 0
     return [*options, f"--rdzv-conf={settings},is_host={int(is_host)}", *_own_address(processes.rdzv or "", is_host)]
 
 
 def _own_address(rdzv: str, is_host: bool) -> list[str]:
-    """Return the option with this machine's address as the others reach it; its host name may not resolve there."""
+    """Return the option with this machine's address for the other machines; its host name may not resolve there."""
     host, _, port = rdzv.rpartition(":")
     if is_host:
         return [f"--local-addr={host}"]
@@ -245,5 +245,5 @@ def _explain(failures: Mapping[int, Any], is_stopped: bool) -> int:
         name = signal.Signals(-code).name
         next_step = _AFTER_SIGNAL.get(-code, "run the same command to resume")
         print(f"lap: rank {rank} was ended by {name}; {next_step}", file=sys.stderr)
-    # A signal's negative code, and LOST_PEER, are no exit codes of the command.
+    # A signal's negative code, and LOST_PEER, are not exit codes of the command.
     return code if code in {ExitCode.USAGE, ExitCode.INTERRUPTED} else ExitCode.FAILED

@@ -20,9 +20,9 @@ def say_start(text: str) -> None:
 
 
 class LogConsole(Console):
-    """A console on stderr that prints text as it is: the `[` of a path is no markup.
+    """A console on stderr that prints text unchanged: a `[` in a path is not markup.
 
-    Its reader may go away, as in `lap train ... 2>&1 | head`, without ending the run.
+    Its reader may exit, as in `lap train ... 2>&1 | head`, without ending the run.
     """
 
     def __init__(self, file: IO[str] | None = None) -> None:
@@ -35,12 +35,12 @@ class LogConsole(Console):
         """Discard further output; rich would otherwise end the process in the middle of a step."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        # The descriptor too, or the next print to stderr, ours or a library's, would fail.
+        # The descriptor too, or the next print to stderr, by us or a library, would fail.
         os.dup2(nowhere, sys.stderr.fileno())
         os.close(nowhere)
 
 
-#: The callback of long work: its name, how much of it is done, and the total.
+#: The callback of long work: its name, the amount done, and the total.
 Progress = Callable[[str, int, int], None]
 SECONDS_BETWEEN_LINES = 10.0
 STEPS_BEFORE_ESTIMATE = 5  # the first are slower: they compile and warm up
@@ -98,8 +98,8 @@ class StepProgress:
         self._bar.stop()
 
     def step(self, step: int, loss: float, lr: float, units_per_second: float | None) -> None:
-        """Show that `step` updates are done. The first of a process has no throughput: it compiles and warms up; for
-        the same reason it does not count for the time left, which is shown from the fifth on."""
+        """Show that `step` updates are done. The first step of a process has no throughput: it compiles and warms up; so
+        it does not count for the time left, which is shown from the fifth step on."""
         if not self._shown:
             return
         text = f"loss {loss:.4f}  lr {lr:.3g}"

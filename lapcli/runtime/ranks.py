@@ -1,4 +1,4 @@
-"""The processes of one run: this rank, its device, and the few collectives that the loop needs."""
+"""The processes of one run: this rank, its device, and the few collectives of the loop."""
 
 import dataclasses
 import os
@@ -43,9 +43,9 @@ class World:
     def shares(self, count: int, batch: int) -> list[range]:
         """Return the positions among `count` that this process takes, up to `batch` at a time.
 
-        Every process has equally many batches, so that all of them meet in collectives; the last of some are empty.
+        Every process has equally many batches, so that all of them meet in collectives; some last batches are empty.
         """
-        # The end is shifted like the start, so that every rank has ceil(count / (size * batch)) of them.
+        # The end is shifted like the start, so that every rank has ceil(count / (size * batch)) batches.
         firsts = range(self.rank * batch, self.rank * batch + count, self.size * batch)
         return [range(min(count, first), min(count, first + batch)) for first in firsts]
 
@@ -60,11 +60,11 @@ class World:
     def means(self, numbers: Sequence[torch.Tensor], flag: bool) -> tuple[list[float], bool]:
         """Return the means over the ranks of numbers on the device, and whether the flag is set on any rank.
 
-        All ranks must call it. It is one collective, and the host waits once for all numbers. A number that is not
-        finite on one rank is so on all.
+        All ranks must call it. It is one collective and one sync for all numbers. A number that is
+        non-finite on one rank is non-finite on all.
         """
         dtype = torch.float64 if has_float64(self.device) else torch.float32
-        # Not torch.tensor, which would copy from the host and wait.
+        # Not torch.tensor, which would copy from the host and sync.
         up = torch.full((), float(flag), dtype=dtype, device=self.device)
         total = torch.stack([*(x.to(dtype) for x in numbers), up])
         if self.size > 1:
@@ -112,7 +112,7 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Make all ranks fail with the message of the first that fails in the block, so that none of them waits for it.
+        """Make all ranks fail with the message of the first failing rank, so that no rank waits for it.
 
         The work inside must not use collectives: a rank that fails would skip them.
         """
@@ -127,7 +127,7 @@ class World:
         if error is not None:
             code = error.exit_code if isinstance(error, LapError) else ExitCode.FAILED
             report = f"rank {self.rank} on {platform.node()}: {error or type(error).__name__}", int(code)
-        # A rank without an error answers too: here each of them waits for the answers of all.
+        # A rank without an error answers too: each rank waits for all answers.
         reports = [answer for answer in self.from_all(report) if isinstance(answer, tuple)]
         if error is not None:
             if isinstance(error, LapError):
@@ -144,8 +144,8 @@ class World:
 def joined_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Iterator[World]:
     """Join the other ranks, and leave with them after success.
 
-    After an exception this rank leaves alone (`end_process`): NCCL destroys a group together with the others, who
-    wait in another collective.
+    After an exception this rank leaves alone (`end_process`): NCCL destroys a group together with the others,
+    which wait in another collective.
     """
     try:
         yield join_world(device, step_timeout)
@@ -188,7 +188,7 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
 
 
 def _with_restarts(world: World) -> World:
-    """Record whether ranks were started before. torchrun counts only starts after a failure, so a mark counts all."""
+    """Record whether ranks have been started before. torchrun counts only starts after a failure, so a mark counts all."""
     begun = None if (mark := stopped_mark()) is None else mark.with_name("begun")
     is_counted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     is_restarted = world.any(is_counted or (begun is not None and begun.exists()))

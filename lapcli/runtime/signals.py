@@ -1,6 +1,6 @@
 """SIGTERM, SIGINT and SIGUSR1 ask a run to stop: it finishes its step, saves, and exits with 75.
 
-A second Ctrl-C stops at once. Further copies of SIGTERM change nothing: batch systems send several before SIGKILL.
+A second Ctrl-C stops at once. Further SIGTERMs have no effect: batch systems send several before SIGKILL.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def stop_on_signal(
 
 @contextmanager
 def handled(numbers: Sequence[signal.Signals], handler: _Handler) -> Iterator[None]:
-    """Handle signals inside the block. Python can do so only in the main thread; in others nothing is caught.
+    """Handle signals inside the block. Python can do so only in the main thread; in other threads nothing is caught.
 
     Data workers inherit the handler, and ignore the signals: the run itself ends them.
     """
@@ -94,11 +94,11 @@ _libc: Any = ctypes.CDLL(None)  # loaded at import: nothing may be loaded betwee
 def end_with_parent(parent: int, number: signal.Signals) -> None:
     """Have the kernel send `number` to this process when its parent dies, however it dies; on Linux only.
 
-    `parent` is the expected parent: one that died before this call would send nothing any more.
+    `parent` is the expected parent: after its death no signal would be sent.
     """
     if sys.platform != "linux":
         return
-    # First the request, then the look at the parent: the other way round, a death in between would go unnoticed.
+    # First the request, then the check of the parent: in the other order, a death in between would go unnoticed.
     _libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)

@@ -1,6 +1,6 @@
 """Text fitted to the terminal: a table that is too wide becomes a list, and lines wrap between words.
 
-In a file or a pipe, and without COLUMNS, lines are as long as they need to be.
+In a file or a pipe, and without COLUMNS, lines are not wrapped.
 """
 
 import csv
@@ -40,14 +40,14 @@ def fitted(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: in
     lines, headers = [], rows[0]
     for row in rows[1:]:
         pairs = [f"{header} {text}" for header, text in zip(headers[1:], row[1:], strict=True) if text]
-        # A row without a name continues the one before; a number alone says nothing.
+        # A row without a name continues the previous row; a number alone is not readable.
         name = f"{headers[0]} {row[0]}" if row[0][:1].isdigit() else row[0]
         lines += [*(wrapped(name, width=width) if name else []), *wrapped("  ".join(pairs), "  ", width)]
     return lines
 
 
 def wrapped(text: str, before: str = "", width: int | None = None, indent: str | None = None) -> list[str]:
-    """Break text into lines between words, `before` in front of the first; a word longer than a line stays whole.
+    """Break text into lines between words, `before` in front of the first; a word longer than a line is not split.
 
     `indent` precedes the other lines: by default as many spaces as `before` is long.
     """

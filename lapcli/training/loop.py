@@ -1,7 +1,7 @@
 """The one training loop. An objective defines the loss of a step; everything else about a run happens here.
 
 A step: for each micro-batch forward and backward, average over the ranks, check that loss and gradient are finite, clip
-the averaged gradient, update, log; then save if it is due or if a signal came; then validate, after the save, so that a
+the averaged gradient, update, log; then save if due or after a signal; then validate, after the save, so that a
 failed validation loses nothing.
 
 The host waits for the device once per step: the loss, the gradient norm, the objective's own numbers and whether any
@@ -59,7 +59,7 @@ class Loop:
         self._next: tuple[int, Any] | None = None  # a step and its first batch, which was asked for early
 
     def train(self) -> None:
-        """Train until all steps are done, saved and validated; raise Interrupted if a signal came first."""
+        """Train until all steps are done, saved and validated; raise Interrupted after a signal."""
         self._resume()
         self.clock = StepClock(self.world.device)  # after the resume, whose time belongs to no step
         steps, unit, units = self.objective.steps, self.objective.unit, self.objective.units_per_step
@@ -97,7 +97,7 @@ class Loop:
         multiplier = self.objective.learning_rate_multiplier(step)
         self.optimizers.set_rates(multiplier, step)
 
-        # On the device: a Python number would make the host wait at every micro-step.
+        # On the device: a Python number would be a sync in every micro-step.
         total = torch.zeros((), device=self.world.device)
         for micro_step in range(accumulation):
             if self._next is not None and (step, micro_step) == (self._next[0], 0):
@@ -108,7 +108,7 @@ class Loop:
             if isinstance(self.module, FSDPModule):  # the ranks average gradients once per step
                 is_last = micro_step == accumulation - 1
                 self.module.set_requires_gradient_sync(is_last)
-                # Weights that stay gathered until the backward stay so for the other micro-steps too.
+                # Weights that stay gathered until the backward also stay gathered for the other micro-steps.
                 self.module.set_reshard_after_backward(is_last or self.recipe.train.shard == "weights")
             loss = self.module(self.objective.loss, batch)
             (loss / accumulation).backward()
@@ -117,7 +117,7 @@ class Loop:
         further = self.objective.update_metrics()
         if step + 1 < self.objective.steps:  # before the sync, so that the host prepares it while the device computes
             self._next = step + 1, self.objective.batch(step + 1, 0)
-        # The one wait of the step. The norms are the same on all ranks, so their means are the norms.
+        # The only sync of the step. The norms are the same on all ranks, so their means are the norms.
         means, self.stopping = self.world.means([total, *norms, *further.values()], bool(stop) or self.saver.has_failed)
         mean_loss, known_norms = means[0] / accumulation, means[1 : 1 + len(norms)]
         gradient_norm = known_norms[0] if len(norms) == 1 else math.hypot(*known_norms)
@@ -212,7 +212,7 @@ class Loop:
                 self.run.update(step=saved.step, weights_sha256=saved.weights_sha256)
 
     def _resume(self) -> None:
-        """Load the newest intact checkpoint, which rank 0 chooses for all ranks, and drop the metrics beyond it."""
+        """Load the newest intact checkpoint, which rank 0 chooses for all ranks, and drop later metrics."""
         with self.world.together():
             self.saved = checkpoint.newest(self.run.checkpoints, self._warn) if self.world.is_main else None
         # Between two blocks of `together`: inside one, a rank that fails would skip this collective.
@@ -236,7 +236,7 @@ class Loop:
         with self.world.together():
             if self.world.is_main:
                 lines = self.metrics.resume(self.step, self._warn)
-                # A process that was killed after its last save may not have noted it.
+                # A process killed after its last save may not have recorded it.
                 loaded = {"step": self.step, "weights_sha256": self.saved.weights_sha256} if self.saved else {}
                 self.run.update(**loaded)
         for line in self.world.from_main(lines):  # type: ignore[attr-defined]

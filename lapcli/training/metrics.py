@@ -1,8 +1,8 @@
 """`metrics.jsonl`: one JSON object per line, each step once despite interruptions and resumes; and its clock.
 
-Times are seconds of wall time on rank 0. `seconds` is the time of a step, from the end of the one before to its own
+Times are seconds of wall time on rank 0. `seconds` is the time of a step, from the previous end to its own
 end; throughput is computed from it. In the first step of a process, which compiles and warms up, it is called
-`seconds_first_step`. `seconds_validating` and `seconds_saving` are the times since the line before. All of them add up
+`seconds_first_step`. `seconds_validating` and `seconds_saving` are the times since the previous line. All of them add up
 to the total.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a report reads metrics without torch
     import torch
 
 
-#: Called with the file and each line that was added to it, on rank 0: trackers.
+#: Trackers, called on rank 0 with the file and each added line.
 listeners: list[Callable[[Path, dict[str, Any]], None]] = []
 
 
@@ -39,7 +39,7 @@ class MetricsLog:
         size = 0
         for number, text in enumerate(content.splitlines(keepends=True), start=1):
             line = parse_line(text)
-            # Lines are in the order of steps. A last line without its end was being written when the run was killed.
+            # Lines are in the order of steps. An incomplete last line was being written when the run was killed.
             if (line is not None and line["step"] > step) or not text.endswith(b"\n"):
                 break
             size += len(text)
@@ -74,8 +74,8 @@ class StepClock:
     """Divides wall time into steps and the work between them.
 
     Only the end of a step is measured: a GPU works asynchronously, so the time between two calls within a step says
-    little. On a GPU the end is the step's one wait, before its update, so the time of a step includes the update of the
-    step before.
+    little. On a GPU the end is the step's only sync, before its update, so the time of a step includes the previous
+    update.
     """
 
     now: Callable[[], float] = staticmethod(time.perf_counter)
@@ -88,7 +88,7 @@ class StepClock:
 
     @contextlib.contextmanager
     def between_steps(self, what: str) -> Iterator[None]:
-        """Count the block's time for `what` and not for a step; GPU work pending before it counts for the step."""
+        """Count the block's time for `what` instead of a step; GPU work pending before it counts for the step."""
         self._finish_work()
         began = self.now()
         yield

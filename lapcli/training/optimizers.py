@@ -10,8 +10,8 @@ Muon is momentum whose step is orthogonalised by Newton-Schulz iterations:
     W <- W - lr sqrt(max(1, out/in)) orthogonalise(U)
 
 torch.optim.Muon takes the same step, but always in bf16 (several times slower than float32 on a CPU), one matrix
-after the other, and not on shards. Here matrices of one shape are batched, in the requested precision. Sharded ones are
-orthogonalised each by one rank, which gets their rows from all ranks and returns them.
+after the other, and not on shards. Here matrices of one shape are batched, in the requested precision. Each sharded
+matrix is orthogonalised by one rank, which gathers its rows from all ranks and returns them.
 
 Shapes: M matrices of one shape, R rows, C columns (R <= C inside the iteration).
 """
@@ -34,7 +34,7 @@ from lapcli.runtime.plugins import Registry
 # Keller Jordan's quintic: it drives singular values into about [0.7, 1.2] in five steps.
 A, B, C = 3.4445, -4.7750, 2.0315
 
-# How large a rounding error of the Gram matrix may grow, relative to the singular values near 1 that are wanted.
+# The allowed growth of a rounding error of the Gram matrix, relative to the target singular values near 1.
 _GRAM_TOLERANCE = 5e-3
 
 # Elements of the matrices processed at a time, over all ranks, which bounds the scratch memory.
@@ -44,8 +44,8 @@ _LARGEST_STACK = 2**26
 class Optimizer(ABC):
     """One optimizer: its name and section in a recipe, how it is built, and its state for a parameter.
 
-    With several processes parameters, averaged gradients and states are shards, DTensors of torch: elementwise code
-    works on them as it is.
+    With several processes, parameters, averaged gradients and states are sharded DTensors: elementwise code needs
+    no change.
     """
 
     name: ClassVar[str]
@@ -75,7 +75,7 @@ class AdamW(Optimizer):
 
     name = "adamw"
     section = AdamWSection
-    # Where the count of steps is on the parameter's device, because a fused kernel reads it; elsewhere on the CPU.
+    # The step counter is on the parameter's device, because a fused kernel reads it; elsewhere on the CPU.
     counts_on: ClassVar[tuple[str, ...]] = ("cuda", "meta")
 
     def build(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
@@ -91,8 +91,8 @@ class AdamW(Optimizer):
 class Lamb(AdamW):
     """LAMB: timm's, which scales AdamW's update of each parameter by the ratio of its norms.
 
-    It clips the norm of all gradients that it updates, so all groups share one optimizer, and it counts the steps once
-    for each group, on the CPU.
+    It clips the norm of all gradients that it updates, so all groups share one optimizer, and it counts the steps per
+    group, on the CPU.
     """
 
     name = "lamb"
@@ -121,7 +121,7 @@ def orthogonalise(matrices_MRC: Tensor, steps: int, dtype: torch.dtype) -> Tenso
     #
     # Rounding gives X X^T eigenvalues of about -eps beside a largest one near 1. Small eigenvalues grow by A^2 in each
     # of the steps - 1 updates, the negative ones too, and beyond -1 they explode. Gradients have steep spectra, so
-    # there are always such eigenvalues: float32 allows at most five steps, bf16 none.
+    # such eigenvalues always exist: float32 allows at most five steps, bf16 none.
     is_safe = torch.finfo(dtype).eps * A ** (2 * (steps - 1)) < _GRAM_TOLERANCE
     gram = X @ X.mT
     if X.shape[-1] >= 2 * X.shape[-2] and is_safe:
@@ -266,8 +266,8 @@ class Optimizers:
     def clip(self, limit: float | None, norms: Sequence[Tensor], known: Sequence[float]) -> None:
         """Clip the gradients of each set of parameters whose norm exceeds the limit; None: no limit.
 
-        `known` are the norms on the host, from the copy that it waits for anyway: below the limit nothing is done,
-        which saves a pass over all gradients. The factor is computed on the device.
+        `known` are the norms on the host, from the existing sync: below the limit nothing is done, which saves a
+        pass over all gradients. The factor is computed on the device.
         """
         if limit is None or self.clip_themselves:
             return
@@ -286,7 +286,7 @@ class Optimizers:
     def state(self) -> dict[str, Tensor]:
         """Return the state as tensors named `<state>/<parameter>`, independent of the number of ranks.
 
-        A parameter without a gradient so far has its initial state.
+        A parameter without gradients so far has its initial state.
         """
         named = {}
         for name, holder, key, initial in self._tensors():

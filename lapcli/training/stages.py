@@ -1,4 +1,4 @@
-"""Chat training in stages: each stage is a run of its own that starts from the weights of the one before."""
+"""Chat training in stages: each stage is a separate run that starts from the weights of the previous stage."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ class StageStart:
 
 
 def from_run(run: Run, runs_dir: Path) -> InitFrom:
-    """Return a run as the source of weights: by its name if it is in `runs_dir`, else by its path."""
+    """Return a run as the source of weights: by name if it is in `runs_dir`, else by path."""
     beside = run.path.parent.resolve() == runs_dir.resolve()
     source = f"{RUN}{run.name}" if beside else str(run.path.resolve())
     return InitFrom(source=source, sha256=run.info.get("weights_sha256"))
@@ -51,7 +51,7 @@ def train_stages(
     step_timeout: float = STEP_TIMEOUT,
     console: LogConsole,
 ) -> list[Run]:
-    """Train `<name>-midtrain`, then `<name>-sft`, or the one that the recipe has. Finished ones are skipped."""
+    """Train `<name>-midtrain`, then `<name>-sft`, or the recipe's only stage. Finished ones are skipped."""
     sections = recipe.stages.given()
     stages = list(sections)
     given = from_run(start_from, runs_dir) if isinstance(start_from, Run) else start_from
@@ -84,7 +84,7 @@ def train_stages(
                 fresh=fresh,
                 console=console,
             )
-            # Read again: only rank 0 has updated its own, and the next stage's recipe has the sha256 of the weights.
+            # Read again: only rank 0's copy is updated, and the next stage's recipe has the sha256 of the weights.
             runs.append(read_run(run.path))
             if stage != stages[-1]:
                 start = StageStart(from_run(runs[-1], runs_dir), runs_dir)

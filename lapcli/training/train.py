@@ -49,10 +49,10 @@ def train_recipe(
 def train_in_world(
     world: World, recipe: BaseRecipe, *, runs_dir: Path, name: str, fresh: bool = False, console: LogConsole
 ) -> Run:
-    """Train a run with processes that have already joined, and that may train several runs in sequence."""
+    """Train a run with processes that have already joined and may train several runs in sequence."""
     if recipe.train.deterministic and world.device.type == "mps":
         raise UsageError("train.deterministic: Apple GPUs have no deterministic algorithms; use --set train.device=cpu")
-    # Ranks that are started again after one died resume the run that they began with --fresh.
+    # Ranks that are restarted after a failure resume the run that they began with --fresh.
     fresh = fresh and not world.is_restarted
     with world.together():
         recipe = with_sha256(recipe, runs_dir / name, fresh)
@@ -183,7 +183,7 @@ def checkpoints_held(recipe: BaseRecipe, objective: Objective[Any], steps: int |
 def _explained(error: Exception, recipe: BaseRecipe, objective: Objective[Any], world: World) -> Exception:
     """Add what a user needs to know to some errors; return others as they are."""
     if isinstance(error, DataError) and not world.is_main and not error.is_echo:
-        # Of data that only this rank reads: rank 0 does not see the error and cannot report it.
+        # For data that only this rank reads: rank 0 does not see the error and cannot report it.
         named = LapError(f"rank {world.rank}: {error}")
         named.exit_code = ExitCode.USAGE
         return named
@@ -197,7 +197,7 @@ def _explained(error: Exception, recipe: BaseRecipe, objective: Objective[Any], 
 
 
 def _finish(run: Run, loop: Loop) -> None:
-    """Compute and write the results of the final weights, which are saved already; then the run is finished."""
+    """Compute and write the results of the final weights, which are already saved; then the run is finished."""
     steps = loop.objective.steps
     start, end = loop.validated.get(0, {}), loop.validated.get(steps, {})
     best = loop.best_step()
@@ -219,8 +219,8 @@ def _finish(run: Run, loop: Loop) -> None:
 @contextmanager
 def _threads(recipe: BaseRecipe, run: Run, world: World) -> Iterator[None]:
     """Train with the recipe's number of threads, else the run's earlier one, else OMP_NUM_THREADS, else a fraction of
-    the cores. It affects rounding, so it never depends on what this process has set before, and is restored."""
-    # Another number of processes changes the bits anyway, and each process's share of the cores.
+    the cores. It affects rounding, so it never depends on this process's earlier setting, and is restored."""
+    # Another number of processes changes the bits anyway, and the cores per process.
     before = run.info.get("threads") if run.info.get("world_size") == world.size else None
     given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     threads = recipe.train.threads or before or (int(given) if given.isdecimal() else 0)

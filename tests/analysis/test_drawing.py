@@ -1,4 +1,4 @@
-"""Figures say what they show: every panel with data has named axes, and runs are labelled by their Laplacian heads."""
+"""Figures are labelled: every panel with data has named axes, and runs are labelled by their Laplacian heads."""
 
 import re
 from dataclasses import replace
@@ -21,7 +21,7 @@ rng = np.random.default_rng(0)
 
 
 def made_up(what):
-    """A result of the right form with made-up numbers."""
+    """A well-formed result with made-up numbers."""
     shares = {f"{part}_share": 1 / 3 for part in anova.PARTS}
     nc = {f"{n}_{of}" if n.startswith("nc2") else n: 0.3 for n in collapse.TITLES for of in collapse.NC2_VECTORS}
     points = {"place": rng.normal(size=(30, 2)), "class": np.repeat([0, 1, 2], 10)}
@@ -69,13 +69,13 @@ def test_runs_are_labelled_by_their_heads(what):
 
 
 @pytest.mark.parametrize("what", ["anova", "collapse"])
-def test_a_single_bar_is_left_to_the_table(what):
+def test_a_single_bar_is_not_drawn(what):
     assert MEASUREMENTS[what].draw(analysis(what, heads=(2,), layers=(1,))) is None
     assert MEASUREMENTS["spectrum"].draw(analysis("spectrum", heads=(2,), layers=(1,))).axes[1:] == []
 
 
 @pytest.mark.parametrize("what", ["cossim", "anova"])
-def test_seeds_of_a_recipe_are_one_line_with_error_bars(what):
+def test_seeds_of_one_recipe_become_one_line_with_error_bars(what):
     several = analysis(what, heads=(0, 0, 2, 2, 2), layers=(0, 1) if what == "cossim" else (1,))
     several.runs = [replace(run, model=replace(run.model, recipe=str(run.plan))) for run in several.runs]
     assert [(line.label, len(line.runs)) for line in lines_of(several.runs)] == [("0L, 2 seeds", 2), ("2L, 3 seeds", 3)]

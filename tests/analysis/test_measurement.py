@@ -1,4 +1,4 @@
-"""Which layers a measurement looks at, and the classifier it is given."""
+"""Which layers a measurement reads, and which classifier it gets."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from lapcli.runtime.errors import UsageError
         ("9-11,2", [2, 9, 10, 11]),
     ],
 )
-def test_layers_by_name(text, expected):
+def test_layers_are_selected_by_name(text, expected):
     assert chosen_layers(text, "last", 12) == expected
 
 

@@ -6,7 +6,7 @@ from sklearn import decomposition
 from lapcli.analysis.statistics import principal_components
 
 
-def test_components_are_scikit_learns():
+def test_components_match_scikit_learn():
     x = np.random.default_rng(0).normal(size=(50, 6)) * [5, 3, 2, 1, 1, 1] + 4
     places, directions, shares = principal_components(x, 2)
     theirs = decomposition.PCA(2).fit(x)

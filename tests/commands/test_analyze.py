@@ -41,7 +41,7 @@ def analyzed(capsys, runs, *arguments):
 
 
 def check_files(folder, what):
-    """Whatever a measurement leaves can be read by those who will."""
+    """Every file that a measurement writes can be read back."""
     told = json.loads((folder / f"{what}.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert told["definition"] == MEASUREMENTS[what].definition
     if (folder / f"{what}.png").is_file():  # a single bar is not drawn
@@ -55,7 +55,7 @@ def check_files(folder, what):
     ("pattern", "kind", "count", "tokens"),
     [("vit_*", "classification", 3, 17), ("gpt_*", "language_model", 2, 32), ("dino_*", "self_supervised", 1, 17)],
 )
-def test_all_that_fits_each_kind(pattern, kind, count, tokens, runs, capsys, tmp_path):
+def test_all_applicable_measurements_run_for_each_kind(pattern, kind, count, tokens, runs, capsys, tmp_path):
     out = analyzed(capsys, runs, "all", pattern, "--limit", "16", "--out", str(tmp_path))
     fits = [
         what for what in measurements_for(OBJECTIVES[kind].gives) if what != "mixing"
@@ -85,8 +85,8 @@ EVERY_OPERATOR = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["classification", "language_model", "self_supervised"])
-def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, monkeypatch, capsys):
-    """And `updates` says which head is which."""
+def test_all_applicable_measurements_run_for_every_operator(kind, tmp_path, shared_cache, monkeypatch, capsys):
+    """`updates` also labels each head."""
     monkeypatch.setenv("LAP_CACHE", str(shared_cache))
     model, train = {"layers": 3, "laplacian_heads": 0, "operators": EVERY_OPERATOR}, {"steps": 2}
     if kind == "language_model":
@@ -114,8 +114,8 @@ def test_all_that_fits_works_for_every_operator(kind, tmp_path, shared_cache, mo
     "options",
     [["--limit", "7"], ["--split", "train"]],
 )
-def test_another_way_to_measure_keeps_the_usual_measurement(options, runs, capsys):
-    """And a report reads both, each as what it is."""
+def test_a_non_default_measurement_keeps_the_default_result(options, runs, capsys):
+    """A report reads both, each as its own kind."""
     analyzed(capsys, runs, "spectrum", "--run", "vit_0L")
     usual = runs / "vit_0L" / "analysis" / "spectrum.json"
     before = usual.read_bytes()
@@ -143,7 +143,7 @@ def test_a_stock_timm_model(runs, capsys, tmp_path):
     assert told["runs"][0]["laplacian_heads"][0] == 0
 
 
-def test_feature_maps_of_a_picture_of_any_size(runs, capsys, tmp_path):
+def test_feature_maps_of_an_image_of_any_size(runs, capsys, tmp_path):
     picture(1, size=(60, 40)).save(tmp_path / "photo.png")
     given = "features", "--run", "dino_2L", "--image", str(tmp_path / "photo.png"), "--out", str(tmp_path)
     (layer,) = numbers(capsys, runs, *given, "--limit", "2")["runs"][0]["layers"]
@@ -151,7 +151,7 @@ def test_feature_maps_of_a_picture_of_any_size(runs, capsys, tmp_path):
     check_files(tmp_path, "features")
 
 
-def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, tmp_path, shared_cache):
+def test_a_chat_stage_is_measured_on_its_pretraining_text(runs, capsys, tmp_path, shared_cache):
     from lapcli.runtime.progress import LogConsole
     from lapcli.training.stages import train_stages
 
@@ -185,7 +185,7 @@ def test_a_chat_stage_is_measured_on_the_text_of_its_pretraining(runs, capsys, t
         (["cossim", "--classes", "3"], "--classes"),  # an option that would do nothing is refused
     ],
 )
-def test_wrong_usage_is_one_message(arguments, named, runs, capsys):
+def test_usage_errors_are_one_message(arguments, named, runs, capsys):
     code, out, err = run_main(capsys, "analyze", *arguments, "--runs-dir", str(runs))
     assert code == 2
     assert named in err
@@ -193,7 +193,7 @@ def test_wrong_usage_is_one_message(arguments, named, runs, capsys):
     assert out == ""
 
 
-def test_tokens_that_are_not_finite(runs, capsys, tmp_path):
+def test_non_finite_tokens(runs, capsys, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(runs / "vit_0L", broken)
 

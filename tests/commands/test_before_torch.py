@@ -1,4 +1,4 @@
-"""Mistakes that need no torch are refused before it is loaded, which takes seconds."""
+"""Mistakes that can be found without torch are reported before its import, which takes seconds."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from sweep_support import write_recipe
 
 from lapcli.recipe import load_recipe
 
-#: Runs commands one after the other, and says of each its message and whether torch is loaded.
+#: Runs commands in sequence and prints the message of each and whether torch is loaded.
 CODE = """
 import contextlib, io, json, sys
 import lapcli.cli as cli
@@ -65,7 +65,7 @@ def home(tmp_path_factory):
 
 
 def test_mistakes(home):
-    """All in one process: the first command that loads torch shows in its line."""
+    """All in one process: the output line shows which command first loads torch."""
     commands = []
     for words, _ in MISTAKES:
         first, *changes = words.split(" --set ")

@@ -1,4 +1,4 @@
-"""Shell completion, asked as a shell asks for it: names of runs and recipes, without torch."""
+"""Shell completion, called as a shell calls it: names of runs and recipes, without torch."""
 
 import pytest
 from support import ROOT, tiny_recipe
@@ -10,7 +10,7 @@ from lapcli.runs import open_run, unlock
 
 @pytest.fixture
 def complete(tmp_path, monkeypatch, capsys):
-    """What fish would offer for a line, in a folder with two runs."""
+    """Completions that fish would offer for a line, in a folder with two runs."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("LAP_RUNS", str(tmp_path))
     for name in ("first", "second"):
@@ -29,13 +29,13 @@ def complete(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("line", ["lap runs show ", "lap runs diff first ", "lap eval ", "lap chat --run "])
-def test_names_of_runs(line, complete):
+def test_run_names_are_completed(line, complete):
     assert complete(line) == ["first", "second"]
     assert complete(line + "se") == ["second"]
     assert complete(line + "third") == []
 
 
-def test_names_of_recipes_and_files(complete):
+def test_recipe_names_and_files_are_completed(complete):
     assert complete("lap train vit_d") == ["vit_digits"]
     assert complete("lap plan sweeps/la") == ["sweeps/language", "sweeps/laptop"]
     assert complete("lap train recipes/vit_d") == ["recipes/vit_digits.yaml"]

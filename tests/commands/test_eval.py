@@ -31,7 +31,7 @@ def evaluated(runs, *arguments, processes=1):
     return result
 
 
-def test_the_table_and_what_is_kept(trained):
+def test_the_table_and_the_stored_results(trained):
     result = evaluated(trained, "--tasks", "top1,top5")
     weights = trained / "tiny" / "checkpoints" / "step-000010" / "model.safetensors"
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -53,7 +53,7 @@ def test_the_table_and_what_is_kept(trained):
     assert set(rows.checkpoint) == {"last"}
 
 
-def test_one_and_two_processes_and_any_batch_give_the_same(trained):
+def test_results_do_not_depend_on_processes_or_batch_size(trained):
     found = [
         json.loads(evaluated(trained, "--run", "tiny", "--json", "--batch", batch, processes=processes).stdout)
         for processes, batch in ((1, "64"), (2, "7"))
@@ -63,7 +63,7 @@ def test_one_and_two_processes_and_any_batch_give_the_same(trained):
 
 
 def write_digits(folder, names):
-    """Six images of each class, in a folder of its name."""
+    """Six images per class, in a folder named after the class."""
     digits = Digits()
     for label, name in enumerate(names):
         (folder / name).mkdir(parents=True)
@@ -72,13 +72,13 @@ def write_digits(folder, names):
     return folder
 
 
-def test_a_plain_folder_is_evaluated_on_as_a_whole_and_a_limit_is_spread_over_it(trained, tmp_path):
+def test_a_plain_folder_is_evaluated_completely_and_a_limit_is_spread_over_it(trained, tmp_path):
     folder = write_digits(tmp_path / "digits", [str(number) for number in range(10)])
     whole = json.loads(evaluated(trained, "--tasks", "top1", "--data", str(folder), "--json").stdout)
     assert (whole["tasks"]["top1"]["count"], "60 images of 10 classes" in whole["data"]) == (60, True)
     some = json.loads(evaluated(trained, "--data", str(folder), "--limit", "10", "--json").stdout)["tasks"]
     assert some["top1"]["count"] == 10
-    # The same ten images by themselves: of the 60, which are ordered by class, one from each.
+    # The same ten images alone: one per class out of the 60, which are ordered by class.
     for place, position in enumerate(round(number * 59 / 9) for number in range(10)):
         label, number = divmod(position, 6)
         assert label == place

@@ -41,21 +41,21 @@ def printed(*arguments):
     return dict(re.split("  +", line, maxsplit=1) for line in done.stdout.splitlines())
 
 
-def test_it_prints_sizes(recipe, tmp_path):
+def test_fetch_prints_sizes(recipe, tmp_path):
     rows = printed(recipe)
     assert (rows["documents"], rows["source files"]) == ("40", "2")
     assert int(rows["train tokens"].replace(",", "")) > 0
     assert str(tmp_path / "cache") in rows["folder"]
 
 
-def test_local_files_instead_of_the_recipes(recipe, tmp_path):
+def test_local_files_replace_those_of_the_recipe(recipe, tmp_path):
     recipe.write_text(RECIPE.replace("{train: TRAIN}", "{train: 'hub:a/b', revision: v1, files: [a.jsonl, b.jsonl]}"))
     rows = printed(recipe, "--data", tmp_path / "text")
     assert (rows["documents"], rows["source files"]) == ("40", "2")
 
 
-def test_parts_of_array_jobs_make_what_one_process_makes(recipe, tmp_path, monkeypatch):
-    """In any order, with one part left to the end and one interrupted; three files of two shares and a held-out one."""
+def test_array_jobs_produce_the_same_files_as_one_process(recipe, tmp_path, monkeypatch):
+    """In any order, with one part run last and one interrupted; three files in two parts and a held-out file."""
     from lapcli.data.text import tokens
 
     monkeypatch.setattr(tokens, "PART_BYTES", 1)  # a part for each file

@@ -1,4 +1,4 @@
-"""Mistakes across all commands: exit code 2, one message that names the key or value in question, nothing left over."""
+"""Mistakes in all commands: exit code 2, one message that names the key or value, and no files left behind."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ from sweep_support import write_recipe
 
 from lapcli.recipe import load_recipe
 
-#: A line, and what its message must name.
+#: A command line, and the words its message must contain.
 MISTAKES = {
     "trian tiny.yaml": "'train'",
     "train": "RECIPE",
@@ -88,8 +88,8 @@ def test_a_mistake_is_one_message(line, named, place, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("stdin", [None, "/dev/null"])
-def test_chat_without_anybody_who_asks(stdin, tmp_path, capsys, monkeypatch):
-    """`lap chat <&-`: nothing is asked, and it ends."""
+def test_chat_with_closed_stdin(stdin, tmp_path, capsys, monkeypatch):
+    """`lap chat <&-`: there is no question, so it exits."""
     make_run(tmp_path)
     monkeypatch.setattr(sys, "stdin", stdin and open(stdin))  # noqa: SIM115
     code, _, err = run_main(capsys, "chat", "--runs-dir", str(tmp_path))

@@ -1,8 +1,8 @@
-"""No option is accepted and ignored: on each way out of a command, every option that it declares has been looked at.
+"""No option is accepted and ignored: on each return path of a command, every declared option has been read.
 
-A command that returns early (`if validate: ...; return`) would ignore, beside the flag that it returns for, every flag
-that it has not read by then. Ways that end in an error are refusals. With `--dry-run` a command takes the whole line
-that it would run, so that it may print a part of it alone.
+A command that returns early (`if validate: ...; return`) would ignore every other flag that it has not read by
+then. Paths that end in an error are refusals. With `--dry-run` a command accepts all options
+of the real command, even if it prints only part of them.
 """
 
 import ast
@@ -34,7 +34,7 @@ def names(node: ast.AST) -> set[str]:
 
 
 def ways_out(statements: list[ast.stmt], read: set[str]) -> Iterator[tuple[int, set[str]]]:
-    """Each return that is not the end of the function: its line, and the names that were read before it."""
+    """Each return that is not the end of the function: its line, and the names read before it."""
     for statement in statements:
         if isinstance(statement, ast.Return):
             yield statement.lineno, read | names(statement)
@@ -51,7 +51,7 @@ COMMANDS = dict(commands())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_looked_at_on_every_way_out(name):
+def test_every_option_is_read_on_every_return_path(name):
     function = ast.parse(textwrap.dedent(inspect.getsource(COMMANDS[name]))).body[0]
     declared = {each.arg for each in function.args.args} - {"context"}
     ways = list(ways_out(function.body, set()))
@@ -60,7 +60,7 @@ def test_every_option_is_looked_at_on_every_way_out(name):
         assert declared <= read, f"line {line} of the command ignores {declared - read}"
 
 
-def test_the_property_finds_a_flag_that_is_ignored():
+def test_the_check_finds_an_ignored_flag():
     source = "def f(a, b):\n    if a:\n        print(a)\n        return\n    print(b)\n"
     ((line, read),) = ways_out(ast.parse(source).body[0].body, set())
     assert (line, "b" in read) == (4, False)

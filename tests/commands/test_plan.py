@@ -1,4 +1,4 @@
-"""`lap plan`: what it prints, its exit codes, and that the dry run says the same."""
+"""`lap plan`: its output, its exit codes, and that the dry run agrees."""
 
 import json
 
@@ -11,13 +11,13 @@ from lapcli.recipe import recipe_to_yaml
 QUICKSTART = str(ROOT / "recipes/quickstart.yaml")
 
 
-def test_the_dry_run_says_the_same(capsys):
+def test_the_dry_run_prints_the_same_plan(capsys):
     dry = run_main(capsys, "train", QUICKSTART, "--dry-run", "--set", "train.device=cpu")
     assert dry == run_main(capsys, "plan", QUICKSTART, "--set", "train.device=cpu", "--gpu", "cpu")
     assert dry[0] == 0
 
 
-def test_on_gpus_that_are_not_here(capsys):
+def test_plan_for_gpus_that_are_not_present(capsys):
     arguments = ("plan", str(ROOT / "recipes/vitb_cifar100_12L.yaml"), "--gpu", "l40", "--gpus", "4", "--json")
     code, out, err = run_main(capsys, *arguments)
     assert code == 0, err
@@ -25,7 +25,7 @@ def test_on_gpus_that_are_not_here(capsys):
     assert set(found["memory"]) == {"weights", "gradients", "optimizer", "activations", "temporary"}
     assert found["memory_total"] == sum(found["memory"].values())
     parameters = found["parameters"]
-    # Of four processes: a quarter of the weights, and all of them gathered; a quarter of the moments.
+    # With four processes: a quarter of the weights, all of them gathered, and a quarter of the moments.
     assert found["memory"]["weights"] == pytest.approx((1 / 4 + 1) * 4 * parameters, rel=1e-5)
     assert found["memory"]["optimizer"] == pytest.approx(2 * 4 * parameters / 4, rel=1e-5)  # and counts of steps
     assert found["checkpoint_bytes"] == pytest.approx(3 * 4 * parameters, rel=1e-5)
@@ -33,7 +33,7 @@ def test_on_gpus_that_are_not_here(capsys):
     assert found["hours"] == pytest.approx(found["flops"] / (4 * found["mfu"] * 90.5e12) / 3600)
 
 
-def test_too_large_is_exit_code_3_with_the_way_out(capsys):
+def test_a_plan_that_does_not_fit_exits_with_3_and_a_remedy(capsys):
     sizes = ("--set", "train.batch=8192", "--set", "train.micro_batch=8192")
     code, out, _ = run_main(capsys, "plan", QUICKSTART, *sizes, "--gpu", "l40")
     assert code == 3
@@ -58,14 +58,14 @@ def test_a_probe_measures(capsys):
         ([str(ROOT / "recipes/chat561m.yaml"), "--runs-dir", "no_such_folder"], "no_such_folder"),
     ],
 )
-def test_wrong_usage(arguments, named, capsys):
+def test_usage_errors(arguments, named, capsys):
     code, out, err = run_main(capsys, "plan", *arguments)
     assert (code, out) == (2, "")
     assert named in err
 
 
-def test_chat_stages_are_planned_with_the_model_of_their_run(tmp_path, capsys):
-    """Both stages have the pretrained model's size, and their own batches and lengths."""
+def test_chat_stages_are_planned_with_the_pretrained_model(tmp_path, capsys):
+    """Both stages have the size of the pretrained model, but their own batch sizes and lengths."""
     base = train_here(tiny_recipe(write_text(tmp_path / "text.txt"), train={"steps": 1}), tmp_path / "runs", "base")
     chat = tiny_chat_recipe(tmp_path, sft={"train": {"steps": None, "epochs": 2.0, "batch": 4, "micro_batch": 2}})
     (tmp_path / "chat.yaml").write_text(recipe_to_yaml(chat))

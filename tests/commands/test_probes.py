@@ -30,7 +30,7 @@ def scenes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A classification run, and the weights of a self-supervised one at its start."""
+    """A classification run, and the initial weights of a self-supervised run."""
     folder = tmp_path_factory.mktemp("probes") / "runs"
     train_here(image_recipe(train={"steps": 2}, checkpoint={"every": None, "keep": 1}), folder, "tiny")
     recipe = recipe_from_dict(
@@ -88,7 +88,7 @@ def test_all_three_on_a_run(capsys, runs, scenes, name):
 
 
 @pytest.mark.long
-def test_two_processes_give_the_numbers_of_one(capsys, runs, scenes):
+def test_two_processes_give_the_same_numbers_as_one(capsys, runs, scenes):
     arguments = ["--run", "tiny", *TASKS, *QUICK, "--set", f"ade20k.data={scenes}", "--batch", "24"]
     one = measured(capsys, runs, *arguments)
     result = lap("eval", "--runs-dir", str(runs), *arguments, "--json", processes=2)
@@ -104,7 +104,7 @@ def test_two_processes_give_the_numbers_of_one(capsys, runs, scenes):
 
 
 def test_real_images(capsys, runs, test_data):
-    """Photographs of 64 pixels and real scenes through a network of 8 pixels."""
+    """64-pixel photographs and real scenes through a network for 8-pixel images."""
     found = measured(
         capsys,
         runs,

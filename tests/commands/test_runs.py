@@ -1,4 +1,4 @@
-"""`lap runs`: each subcommand on real runs, as text and as JSON, and what goes wrong in one sentence."""
+"""`lap runs`: each subcommand on real runs, as text and JSON, and its one-sentence errors."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_the_list_fits_the_terminal(columns, kept, capsys, monkeypatch):
         assert word in out
 
 
-def test_list_and_show_as_data(kept, capsys):
+def test_list_and_show_as_json(kept, capsys):
     listed = json.loads(run_main(capsys, "runs", "--json", "list", "quick*")[1])
     assert {run["name"]: run["objective"] for run in listed} == {
         "quickstart": "language_model",

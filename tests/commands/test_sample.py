@@ -18,7 +18,7 @@ def runs(chat_runs, monkeypatch):
 
 
 def test_a_base_model_continues_the_text(runs, capsys):
-    """The likeliest tokens after <|bos|> and the prompt, as the engine gives them without text pieces."""
+    """The most likely tokens after <|bos|> and the prompt, from the engine itself."""
     run = read_run(runs / "quickstart")
     model, tokenizer = open_run(run, find_checkpoint(run, "last"), torch.device("cpu")).language_model()
     prompt = [tokenizer.bos, *tokenizer.encode("The list type")]
@@ -37,7 +37,7 @@ def test_a_chat_model_answers(capsys):
     assert run_main(capsys, "sample", *question)[1] == out  # the newest finished run is that one
 
 
-def test_samples_depend_on_seed_and_number_alone(capsys):
+def test_samples_depend_only_on_seed_and_index(capsys):
     def samples(*options):
         words = ("sample", "--run", "quickstart", "--prompt", "def", "--max-tokens", "6", "--json", *options)
         return json.loads(run_main(capsys, *words)[1])["samples"]

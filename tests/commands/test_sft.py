@@ -26,7 +26,7 @@ def test_the_stages_are_runs(chat_runs):
     assert "[Spell this word: method]" in result.stdout
 
 
-def test_a_second_start_finds_them_finished(chat_runs, capsys):
+def test_a_second_start_skips_finished_stages(chat_runs, capsys):
     runs, _ = chat_runs
     code, out, err = run_main(capsys, "sft", str(ROOT / RECIPE), *CUT, "--runs-dir", str(runs))
     assert code == 0, err
@@ -46,7 +46,7 @@ def test_chat_reads_questions(chat_runs, shared_cache):
     assert f"quickstart-sft, weights sha256 {weights[:16]}" in result.stderr
 
 
-def test_the_counts_before_anything_starts(capsys, monkeypatch):
+def test_counts_are_printed_before_training(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     code, out, _ = run_main(capsys, "sft", "recipes/chat561m.yaml", "--dry-run")
     assert code == 0

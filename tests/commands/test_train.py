@@ -10,7 +10,7 @@ from lapcli.recipe import load_recipe
 
 
 @pytest.mark.parametrize("heads", [{"laplacian_heads": 2}, {"laplacian_heads": 0, "operators": {"exclusive": 1}}])
-def test_the_suggested_baseline_has_plain_heads_alone(tmp_path, capsys, heads):
+def test_the_suggested_baseline_has_only_plain_heads(tmp_path, capsys, heads):
     recipe = write_recipe(tmp_path, train={"steps": 1}, model=heads)
     code, out, err = run_main(capsys, "train", str(recipe), "--runs-dir", str(tmp_path / "runs"))
     assert code == 0, err

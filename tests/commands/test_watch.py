@@ -1,4 +1,4 @@
-"""`lap runs watch`: the numbers of the runs' own files, as curves on a terminal and as lines elsewhere."""
+"""`lap runs watch`: the recorded metrics of runs, as curves on a terminal and as lines elsewhere."""
 
 import json
 import os
@@ -29,21 +29,21 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_curves_go_where_the_numbers_go(runs):
-    """The letter of a falling loss moves down from left to right, that of a rising one up."""
+def test_curves_follow_the_numbers(runs):
+    """The letter of a falling loss moves down from left to right, that of a rising loss up."""
     drawn = plot_curves(
         [read_watched_run(runs / "falls", "loss"), read_watched_run(runs / "rises", "loss")], "loss", 60, 16
     ).splitlines()
     assert max(map(len, drawn)) <= 60
     for letter, sign in (("a", 1), ("b", -1)):
-        # Inside the frame; a point that both runs share shows the letter of one.
+        # Inside the frame; where both runs meet, only one letter is visible.
         places = [(x, y) for y, row in enumerate(drawn) if "│" in row for x, c in enumerate(row) if c == letter]
         left, right = min(places), max(places)
         assert right[0] - left[0] > 60 / 2
         assert sign * (right[1] - left[1]) > 5
 
 
-def test_a_line_for_each_change_without_a_terminal(runs, capsys):
+def test_each_change_is_a_line_without_a_terminal(runs, capsys):
     code, out, _ = run_main(capsys, "runs", "watch", "falls", "rises")
     assert (code, len(out.splitlines())) == (0, 2)
     assert out.splitlines()[0].startswith("falls  step 20/20  loss 1")

@@ -10,7 +10,7 @@ import pytest
 
 
 class HubServer:
-    """Serves `files` (name to bytes) of one commit, in as much of the protocol as downloading them takes."""
+    """Serves `files` (name to bytes) of one commit, with the part of the protocol that downloads need."""
 
     repository = "someone/some-text"
 
@@ -75,7 +75,7 @@ def lap_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("LAP_CACHE", str(cache))
     hub = str(cache / "huggingface" / "hub")
     monkeypatch.setenv("HF_HUB_CACHE", hub)
-    # The library reads it when it is imported.
+    # The library reads it at import.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", hub)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return cache
@@ -85,7 +85,7 @@ def lap_cache(tmp_path_factory, monkeypatch):
 def hub(monkeypatch):
     """An empty hub that is set as HF_ENDPOINT; a test gives it files."""
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    # The library reads it when it is imported, which an earlier test may have done offline.
+    # The library reads it at import, and an earlier test may have imported it offline.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with HubServer() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)

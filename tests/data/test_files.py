@@ -36,7 +36,7 @@ def test_parquet_by_row_groups_with_nulls(tmp_path, kind):
     assert read(tmp_path / "a.parquet") == texts
 
 
-def test_a_wrong_parquet_column_lists_those_there_are(tmp_path):
+def test_a_wrong_parquet_column_lists_the_existing_columns(tmp_path):
     pq.write_table(pa.table({"id": [1], "content": ["x"]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet.*no column text; it has id, content"):
         read(tmp_path / "a.parquet")
@@ -61,7 +61,7 @@ def test_jsonl_with_blank_lines_and_nulls(tmp_path, monkeypatch, name):
         ('{"text": 5}', r"a.jsonl, row 2: text is int"),
     ],
 )
-def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, message):
+def test_a_broken_line_is_named_by_file_and_line_number(tmp_path, line, message):
     path = written(tmp_path / "a.jsonl", '{"text": "fine"}\n\n' + line + '\n{"text": "fine"}\n')
     with pytest.raises(DataError, match=message):
         read(path)
@@ -81,7 +81,7 @@ def test_text_that_is_not_utf8_is_named(tmp_path):
         read(written(tmp_path / "b.jsonl", '{"text": "plain"}\n'.encode("utf-16le")))
 
 
-def test_csv_and_json_have_rows_too(tmp_path):
+def test_csv_and_json_rows(tmp_path):
     (tmp_path / "a.csv").write_text('text,n\n"one, two",1\n')
     (tmp_path / "a.json").write_text('[{"text": "one, two"}]')
     for name in ("a.csv", "a.json"):
@@ -96,7 +96,7 @@ def is_intact(folder):
     return (folder / "content").is_file() and (folder / "content").read_text() == "whole"
 
 
-def test_one_builds_and_the_others_wait(tmp_path):
+def test_one_process_builds_and_the_others_wait(tmp_path):
     built = []
 
     def slow(folder):
@@ -134,7 +134,7 @@ def test_a_failed_build_leaves_nothing_and_keeps_its_error(tmp_path, error, rais
     assert is_intact(build_once(tmp_path / "key", fill, is_intact))
 
 
-def test_whoever_is_interrupted_while_waiting_leaves_the_work_of_the_builder(tmp_path, monkeypatch):
+def test_an_interrupted_waiter_does_not_disturb_the_builder(tmp_path, monkeypatch):
     def build(folder):
         def interrupted(self):
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Files from anywhere, and a seeded fuzz of the readers: what is wrong is a sentence, never another error or a hang."""
+"""Untrusted files, and a seeded fuzz of the readers: faults give one sentence, never another error or a hang."""
 
 import contextlib
 import io
@@ -61,7 +61,7 @@ def consume(batches: Iterator[object]) -> None:
 
 
 def readers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], object]]]:
-    """By name: a file's name, a good content, and what reads it."""
+    """Name -> a file name, valid content, and its reader."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from safetensors.numpy import save

@@ -13,7 +13,7 @@ from lapcli.recipe.schema import TextSource, TokenizerSection
 from lapcli.runtime.errors import DataError
 
 
-def test_a_range_is_a_fixed_list_in_order():
+def test_a_range_is_an_ordered_list():
     names = expand_ranges("shard_{00000..00239}.parquet")
     assert names == [f"shard_{i:05d}.parquet" for i in range(240)]
     assert expand_ranges("{8..11}.txt") == ["8.txt", "9.txt", "10.txt", "11.txt"]
@@ -67,7 +67,7 @@ def source(**keys):
     return TextSource(**{"train": f"hub:{REPOSITORY}", "files": "shard_{00000..00003}.parquet", **keys})
 
 
-def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
+def test_everything_works_without_the_hub(online, monkeypatch, lap_cache):
     assert "not on this machine: `lap fetch RECIPE`" in describe_source(source())
     first = prepare_text(source(), TOKENIZER)
     assert first.facts["documents"] == 36
@@ -80,7 +80,7 @@ def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     again = prepare_text(source(), TOKENIZER)
     assert (again.identity, again.facts) == (first.identity, first.facts)
-    # Also from the downloaded files alone, in a process that never saw the hub.
+    # Also from the downloaded files alone, in a process without access to the hub.
     code = (
         "from lapcli.data.text.tokens import prepare_text\n"
         "from lapcli.recipe.schema import TextSource, TokenizerSection\n"
@@ -101,12 +101,12 @@ def test_everything_works_with_the_hub_gone(online, monkeypatch, lap_cache):
         ({"column": "content"}, "shard_00000.parquet.*no column content; it has text"),
     ],
 )
-def test_what_is_wrong_is_named(online, keys, message):
+def test_faults_are_named(online, keys, message):
     with pytest.raises(DataError, match=message):
         prepare_text(source(**keys), TOKENIZER)
 
 
-def test_a_hub_that_does_not_answer_is_named_with_the_command(monkeypatch):
+def test_an_unreachable_hub_is_named_with_the_command(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -12,7 +12,7 @@ from lapcli.runtime.errors import DataError
 
 
 def written(folder, texts, vocab=100, **options):
-    """A part with the documents `texts`, each written in two pieces, and its number as a second column."""
+    """A part with the documents `texts`, each written in two pieces, and the part number as a second column."""
     folder.mkdir()
     writer = PartWriter(folder, vocab, columns=2, **options)
     for number, ids in enumerate(texts):

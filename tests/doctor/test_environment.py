@@ -1,4 +1,4 @@
-"""Each check of the environment passes on a machine that is right and says what is wrong with one that is not."""
+"""Each environment check passes on a good machine and names the fault of a bad one."""
 
 import errno
 import os
@@ -45,7 +45,7 @@ def test_each_check(finding, status):
 
 
 def test_locks(tmp_path, monkeypatch):
-    """A folder that is not there yet is checked by the one above it, and nothing is left in either."""
+    """A missing folder is checked through its parent, and no files are left in either."""
     assert check_locks("LAP_RUNS", tmp_path / "not" / "there").status == "passes"
     assert check_locks("LAP_RUNS", Path("/proc")).status == "fails"
     for lock in (lambda file, how: None, no_locks):
@@ -73,7 +73,7 @@ def fine() -> Finding:
     return passes("fine")
 
 
-def test_a_check_that_breaks_off_or_ends_its_process_has_failed_and_the_others_run():
+def test_a_crashing_check_counts_as_failed_and_the_others_run():
     checks = [Check("a", "broken", broken), Check("a", "ended", kill_process, may_crash=True), Check("a", "fine", fine)]
     results = list(examine(checks))
     assert [str(result.finding.status) for result in results] == ["fails", "fails", "passes"]

@@ -1,4 +1,4 @@
-"""The checks of kernels pass for ours and fail for each way in which one of them could be wrong."""
+"""The kernel checks pass for our kernels and fail for each kind of faulty kernel."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def without_mask(q, k, v, laplacian_heads, *, causal, mask):
 
 
 def wrong_backward(q, k, v, laplacian_heads, **options):
-    """The right output, whose gradient does not reach the keys."""
+    """The correct output, but without a gradient for the keys."""
     return laplacian_attention(q, k.detach() + 0 * k, v, laplacian_heads, **options)
 
 
@@ -47,7 +47,7 @@ def test_a_broken_kernel(case, kernel):
 
 
 class WithoutFactor(Muon):
-    """Tall matrices get no larger step."""
+    """Tall matrices do not get a larger step."""
 
     def step(self, closure=None):
         before = [p.detach().clone() for p in self.param_groups[0]["params"]]

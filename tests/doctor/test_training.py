@@ -1,4 +1,4 @@
-"""The small trainings of the doctor, in real processes: each check passes here, and is seen to fail."""
+"""The doctor's small training runs, in real processes: each check passes here, and fails when it should."""
 
 import json
 
@@ -14,7 +14,7 @@ def test_a_killed_run_resumes(tmp_path):
 
 
 @pytest.mark.long
-def test_ranks_are_equal(tmp_path):
+def test_ranks_agree(tmp_path):
     assert check_ranks(tmp_path, 2, "cpu").status == "passes"
 
 

@@ -1,4 +1,4 @@
-"""What lm-eval's requests become, with a workers that answers by rule instead of a model."""
+"""The adapter's answers to lm-eval requests, with workers that answer by rule instead of a model."""
 
 import copy
 import pickle
@@ -23,7 +23,7 @@ from lapcli.runtime.ranks import World
 
 
 class Oracle(LapLM):
-    """Answers by a rule on the items, which it keeps."""
+    """Workers that answer by a rule and record the items."""
 
     def __init__(self, rule, tokenizer, context, model=None):
         model = model or tiny_model(tokenizer.vocab_size, context=context)
@@ -59,7 +59,7 @@ def gsm8k(samples=10):
 
 
 def test_known_pass_at_1_and_10():
-    """3 of 10 right on even questions, none on odd ones, of five."""
+    """3 of 10 correct on even questions, none on odd ones, for five questions."""
     tokenizer = tiny_tokenizer()
     rows = [{"question": f"number {n}", "answer": f"#### {n}", "number": str(n)} for n in range(5)]
     right = {chat_prompt([{"role": "user", "content": row["question"]}], tokenizer).ids: row["number"] for row in rows}
@@ -83,9 +83,9 @@ def arc_documents():
     return documents
 
 
-def test_letters_are_the_rows_own_labels_and_the_prompt_is_training_s():
+def test_multiple_choice_uses_row_labels_and_the_training_prompt():
     tokenizer = tiny_tokenizer()
-    # An oracle that always prefers the right label, whatever the labels are.
+    # An oracle that always prefers the correct label, whatever the labels are.
     rights = {}
     for row in arc_rows():
         turns = multiple_choice(row)
@@ -115,7 +115,7 @@ def likelihood(context, *continuations):
     return [Instance("loglikelihood", {}, (context, each), n, ("task", 0, 1)) for n, each in enumerate(continuations)]
 
 
-def test_letters_that_are_not_tokens_are_an_error():
+def test_labels_that_are_not_single_tokens_are_an_error():
     small = train_tokenizer(["hello hello"], 267, max_chars=100, crop=100)  # bytes and two merges: " A" is two tokens
     with pytest.raises(DataError, match="A, B is a token of its own"):
         oracle(None, small).loglikelihood(likelihood("Question", " A", " B"))
@@ -126,7 +126,7 @@ def generation(context, samples=1, **settings):
     return [request] * samples
 
 
-def test_stops_end_an_answer_and_are_no_part_of_it():
+def test_stop_strings_end_an_answer_and_are_not_included():
     tokenizer, model = tiny_tokenizer(), tiny_model(320)
     ids = [tokenizer.bos, *tokenizer.encode("water")]
     (free,) = Engine(model, tokenizer, uses_tools=False).complete([ids], Sampling(30))[0]

@@ -14,7 +14,7 @@ from lapcli.evaluation.ade20k import (
 from lapcli.runtime.errors import DataError
 
 
-def test_labels_move_down_by_one_and_nothing_becomes_255(tmp_path):
+def test_labels_shift_down_by_one_and_unlabelled_becomes_255(tmp_path):
     root = write_scenes(tmp_path / "ade")
     data = open_ade20k(str(root))
     assert (len(data.train), len(data.validation)) == (8, 3)
@@ -32,7 +32,7 @@ def test_labels_move_down_by_one_and_nothing_becomes_255(tmp_path):
     assert str(bad) in str(error.value)
 
 
-def test_the_archives_own_folder_and_parquet_files_are_the_same(tmp_path):
+def test_the_archive_folder_and_parquet_files_agree(tmp_path):
     write_scenes(tmp_path / "a" / "ADEChallengeData2016")
     folder = open_ade20k(str(tmp_path / "a"))
     for split, count, first in (("train", 8, 0), ("validation", 3, 1000)):
@@ -75,7 +75,7 @@ def scenes(tmp_path_factory):
 
 
 def test_labels_stay_with_their_pixels(scenes, monkeypatch):
-    """At scale 1 without colour changes every pixel still has its class's colour, and padding the mean one."""
+    """At scale 1 without colour jitter every pixel keeps its class colour, and padding has the mean colour."""
     monkeypatch.setattr(ade20k, "distort_colours", lambda pixels: pixels)
     images, labels = SceneReader(scenes, 32, (1.0, 1.0), MEAN, 0).read(
         [Example(e, i, 0) for e in range(3) for i in range(8)]

@@ -1,4 +1,4 @@
-"""lm-eval's own HFLM over the same weights: an implementation that nobody here wrote."""
+"""lm-eval's own HFLM over the same weights: an independent implementation."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def answers(lm, task, data):
 
 
 def both(laplacian_heads, folder, context=128):
-    """Our adapter, and lm-eval's over the exported folder of the same run."""
+    """Our adapter, and lm-eval's own on the exported folder of the same run."""
     run = gpt_run(folder, chat=False, laplacian_heads=laplacian_heads, context=context)
     model, tokenizer = open_run(run, find_checkpoint(run, "last"), torch.device("cpu")).language_model()
     exported = str(export_run(run, "hf", verified=False).folder)
@@ -59,7 +59,7 @@ def test_log_likelihoods_of_three_stock_tasks(laplacian_heads, data, tmp_path):
             assert [greedy for _, greedy in found] == [bool(greedy) for _, greedy in expected[key]]
 
 
-def test_contexts_that_are_cut(data, tmp_path):
+def test_truncated_contexts(data, tmp_path):
     ours, theirs = both(1, tmp_path, context=24)
     (mine, _), (expected, _) = answers(ours, "arc_easy", data), answers(theirs, "arc_easy", data)
     assert ours.truncated > 3

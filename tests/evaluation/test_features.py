@@ -1,4 +1,4 @@
-"""Features are timm's and the teacher's own, whatever the batch; each image is passed through once."""
+"""Features equal those of timm and of the teacher for every batch size; each image is passed through once."""
 
 import pytest
 import timm
@@ -31,7 +31,7 @@ def timm_backbone(model, image=32):
     return Backbone(model, name="it", mean=MEAN, std=STD, device=CPU, image=image)
 
 
-def test_another_size_is_timms_dynamic_one():
+def test_another_image_size_matches_timm_dynamic_img_size():
     options = {"depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 0, "img_size": 32}
     torch.manual_seed(0)
     fixed = timm.create_model("deit3_small_patch16_224", **options).eval()
@@ -46,7 +46,7 @@ def test_another_size_is_timms_dynamic_one():
     assert backbone(images_of(32))[1].shape[1] == 4  # the first one is as it was
 
 
-def test_the_teachers_features_are_its_tokens():
+def test_teacher_features_are_its_tokens():
     torch.manual_seed(0)
     model = DinoViT(DinoModel(layers=2, width=48, heads=3, patch=4, layer_scale=1.0, laplacian_heads=1)).eval()
     backbone = Backbone(model, name="teacher", image=16, mean=MEAN, std=STD, device=CPU)
@@ -62,8 +62,8 @@ def digits():
     return open_images(image_recipe().data, None)
 
 
-def test_processes_compute_the_chunks_of_one_process(digits):
-    """Bit for bit: each chunk has the same images on one process as on several, and nothing is computed twice."""
+def test_several_processes_compute_the_same_chunks_as_one(digits):
+    """Bit for bit: each chunk holds the same images on one or several processes, and nothing is computed twice."""
     backbone = timm_backbone(build_vit(image_recipe().model, 0), 8)
     whole = all_features(backbone, digits.validation, 1.0, class_token, 32, alone(50), "")
     total = torch.zeros_like(whole)

@@ -1,4 +1,4 @@
-"""`linear` and `knn` on the digits: scikit-learn as oracle, the choice of the rate, limit, what is written."""
+"""`linear` and `knn` on the digits: scikit-learn as oracle, choice of the rate, limits and stored results."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def pixels(images):
     return np.stack(rows)
 
 
-def test_knn_is_scikit_learns_on_the_pixels(digits):
+def test_knn_on_pixels_matches_scikit_learn(digits):
     scores = measure_knn(Pixels(), digits, KnnProtocol(crop_ratio=1.0), alone())
     assert [score.task for score in scores] == ["knn10", "knn20", "knn100", "knn200"]
     train, validation = pixels(digits.train), pixels(digits.validation)
@@ -40,7 +40,7 @@ def test_knn_is_scikit_learns_on_the_pixels(digits):
 def test_linear_finds_the_best_rate_on_the_validation_images(digits):
     backbone = Pixels()
     score = measure_linear(backbone, digits, QUICK, alone())
-    # Each training image of each step once and each validation image once, for three rates as for one.
+    # Each training image of a step and each validation image is processed once, even for three rates.
     assert backbone.seen == 40 * 64 + 359
     by_rate = {row["rate"]: row["top1"] for row in score.details["rates"]}
     assert score.value == max(by_rate.values()) > 0.8 > by_rate[1e-4]
@@ -49,7 +49,7 @@ def test_linear_finds_the_best_rate_on_the_validation_images(digits):
     assert score.details["top5"] >= score.value
 
 
-def test_wrong_settings_are_all_named_at_once():
+def test_all_invalid_settings_are_named_at_once():
     with pytest.raises(RecipeError) as error:
         read_settings(["linear.stepps=3", "knn.temperature=-1", "linear"], ["linear", "knn"])
     message = str(error.value)

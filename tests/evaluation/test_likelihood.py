@@ -1,4 +1,4 @@
-"""Questions packed into rows against the whole forward of every choice by itself."""
+"""Questions packed into rows against a separate forward pass for every choice."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ question = st.builds(Question, tokens, st.lists(tokens, min_size=1, max_size=5).
 
 @torch.no_grad()
 def one_by_one(model: GPT, question: Question) -> list[tuple[float, bool]]:
-    """A forward of context and continuation for each, float64 log-softmax over everything."""
+    """A forward pass per context and continuation, with a float64 log-softmax over the vocabulary."""
     found = []
     for continuation in question.continuations:
         ids = [*question.context, *continuation]
@@ -31,7 +31,7 @@ def one_by_one(model: GPT, question: Question) -> list[tuple[float, bool]]:
 @pytest.mark.parametrize("laplacian_heads", [0, 1, 2])
 @settings(max_examples=15, deadline=None)
 @given(questions=st.lists(question, min_size=1, max_size=5), batch=st.sampled_from([1, 3, 8]))
-def test_packed_is_one_by_one(laplacian_heads, questions, batch):
+def test_packed_questions_match_separate_forwards(laplacian_heads, questions, batch):
     model = tiny_model(VOCAB, laplacian_heads=laplacian_heads)
     found = dict(score(model, questions, batch))
     assert sorted(found) == list(range(len(questions)))
@@ -41,8 +41,8 @@ def test_packed_is_one_by_one(laplacian_heads, questions, batch):
         assert [p.is_greedy for p in found[number]] == [greedy for _, greedy in expected]
 
 
-def test_the_host_does_not_wait_for_each_position() -> None:
-    """It waits as often for twelve times as many of them."""
+def test_no_device_sync_per_position() -> None:
+    """The number of syncs is the same for twelve times as many."""
     model, waits = tiny_model(VOCAB), []
     for times in (1, 12):
         questions = [Question((1, 2, 3), ((4, 5 + n % 7), (6,))) for n in range(times)]
@@ -53,7 +53,7 @@ def test_the_host_does_not_wait_for_each_position() -> None:
 
 
 @pytest.mark.parametrize("continuations", [((1,), (2,)), ((1, 2), (3, 4, 5))])
-def test_weights_that_are_not_finite_are_an_error(continuations):
+def test_non_finite_weights_are_an_error(continuations):
     model = tiny_model(VOCAB)
     with torch.no_grad():
         model.blocks[1].mlp.up.weight[0, 0] = float("nan")

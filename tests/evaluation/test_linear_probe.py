@@ -1,4 +1,4 @@
-"""Classifiers trained side by side are those that torch trains one at a time."""
+"""Classifiers trained side by side equal those that torch trains one at a time."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def probes(rates):
     return LinearProbes(WIDTH, CLASSES, rates, steps=STEPS, seed=3, device=torch.device("cpu"))
 
 
-def test_each_rate_is_torchs_own_sgd(batches):
+def test_each_rate_matches_torch_sgd(batches):
     ours = probes(RATES)
     singles = []
     for rate, weight in zip(RATES, [weight.detach().clone() for weight in ours.weights], strict=True):

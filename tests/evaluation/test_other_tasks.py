@@ -1,4 +1,4 @@
-"""Tasks of lm-eval that `lap` knows nothing of: units, directions and intervals are those of lm-eval's own metrics."""
+"""lm-eval tasks that `lap` does not know: units, directions and intervals come from lm-eval's metrics."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from lapcli.result_rows import results
 
 torch.set_num_threads(1)
 
-# The first metric is the score: as in LAMBADA, one where lower is better; brier_score has no standard error.
+# The first metric is the score: as in LAMBADA, a metric where lower is better; brier_score has no standard error.
 CHOICES = """
 task: {name}
 dataset_path: json
@@ -78,7 +78,7 @@ def test_units_directions_and_intervals(base, tasks, capsys):
     assert "%" in lines["made_piqa", "acc"]
 
 
-def test_a_group_without_an_aggregate_is_listed_by_its_members(base, tasks, tmp_path, monkeypatch):
+def test_a_group_without_an_aggregate_is_listed_as_its_members(base, tasks, tmp_path, monkeypatch):
     (tmp_path / "group.yaml").write_text(f"group: made_group\ntask: [{', '.join(tasks)}]\n")
     index = TaskManager(include_path=str(tmp_path), include_defaults=False)
     monkeypatch.setattr("lapcli.evaluation.language_tasks.index", lambda: index)

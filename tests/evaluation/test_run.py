@@ -1,4 +1,4 @@
-"""Whole evaluations of a tiny run with random weights, on small files: what is kept, and what changes nothing."""
+"""Complete evaluations of a tiny run with random weights: stored rows, and settings that must not change them."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def copied(run, folder):
 
 
 def assert_same(found, whole):
-    """Scores, sampled texts to the letter, log-likelihoods to rounding."""
+    """Scores and sampled texts agree exactly, log-likelihoods up to rounding."""
     result, expected = whole
     assert numbers(found) == {task: score for task, score in numbers(result).items() if task in found["tasks"]}
     mine = samples_of(found)
@@ -64,7 +64,7 @@ def assert_same(found, whole):
             assert (one["answers"], one["verdicts"]) == (other["answers"], other["verdicts"])
 
 
-def test_every_number_is_a_row_and_conditions_keep_rows_apart(made, tmp_path):
+def test_every_number_is_a_row_keyed_by_its_conditions(made, tmp_path):
     run = copied(made[0], tmp_path / "copy")
     result = evaluated(run, "arc_easy,gsm8k", made[1], **QUICK)
     evaluated(run, "gsm8k", made[1], limit=2, **QUICK)
@@ -83,7 +83,7 @@ def test_every_number_is_a_row_and_conditions_keep_rows_apart(made, tmp_path):
 
 
 @pytest.mark.long
-def test_two_processes_with_uneven_documents_give_the_same(made, whole, tmp_path):
+def test_two_processes_with_uneven_documents_agree_with_one(made, whole, tmp_path):
     run = copied(made[0], tmp_path / "copy")
     assert evaluate_in_processes(2, run, PAPER, made[1], **QUICK) == 0
     (kept,) = (run.path / "eval").glob("*.json")
@@ -96,7 +96,7 @@ def test_two_processes_with_uneven_documents_give_the_same(made, whole, tmp_path
     assert [score["count"] for score in json.loads(kept.read_text())["tasks"].values()] == [1, 1]
 
 
-def test_killed_and_resumed(made, whole, tmp_path, capsys):
+def test_a_killed_evaluation_resumes(made, whole, tmp_path, capsys):
     run = copied(made[0], tmp_path / "copy")
     assert evaluate_in_processes(1, run, "mmlu,gsm8k", made[1], die_after=8, **QUICK) == -9  # in the middle of gsm8k
     assert not list((run.path / "eval").glob("*.json"))
@@ -110,7 +110,7 @@ def test_killed_and_resumed(made, whole, tmp_path, capsys):
     assert "saved" not in capsys.readouterr().err
 
 
-def test_harness_prompts_are_lm_evals(made, base):
+def test_harness_prompts_match_lm_eval(made, base):
     result = evaluated(base, "arc_easy,mmlu,gsm8k", made[1], limit=2)
     assert result["protocol"] == "harness"  # the default of a base run
     by_task = {line["task"]: line for line in reversed(samples_of(result))}

@@ -1,4 +1,4 @@
-"""The ADE20K head against plain autograd, windows and resizing against dense computations, and what it learns."""
+"""The ADE20K head against plain autograd, windows and resizing against dense computations, and its training."""
 
 import copy
 
@@ -36,14 +36,14 @@ def test_sliding_a_function_of_single_pixels_changes_nothing():
     assert torch.allclose(logits, torch.cat([image, -image]), atol=1e-6)
 
 
-def test_classes_are_those_of_all_resized_logits():
+def test_classes_match_fully_resized_logits():
     logits = torch.randn(23, 7, 9)
     dense = F.interpolate(logits[None], (19, 31), mode="bilinear", align_corners=False)[0].argmax(dim=0)
     assert torch.equal(classes_at(logits, (19, 31)), dense)
 
 
 def test_learning_rate():
-    """With 40,000 steps: 0 at first, 0.9625e-3 at the end of the ramp, 0.9965e-3 right after it, 0 at the end."""
+    """With 40,000 steps: 0 at the start, 0.9625e-3 at the end of the ramp, 0.9965e-3 right after it, 0 at the end."""
     protocol = Ade20kProtocol()
     assert learning_rate(protocol, 0) == 0
     assert learning_rate(protocol, 750) == pytest.approx(1e-3 * 0.5 * (1 - 750 / 40_000))
@@ -53,7 +53,7 @@ def test_learning_rate():
     assert learning_rate(protocol, 40_000) == pytest.approx(0, abs=1e-12)
 
 
-def test_a_step_is_plain_autograds(data):
+def test_a_step_matches_plain_autograd(data):
     """All images at once, cross entropy summed over labelled pixels and divided by all of them, torch's AdamW."""
     task = Segmentation(Colours(), data, SMALL, alone(batch=3))  # chunks of 3 and 1
     plain = copy.deepcopy(task.head)
@@ -78,15 +78,15 @@ def test_a_step_is_plain_autograds(data):
 
 
 def test_a_class_that_is_only_predicted_counts_as_missed():
-    """Three pixels of class 0, one taken for class 1: IoU 2/3 and 0/1."""
+    """Three pixels of class 0, one predicted as class 1: IoU 2/3 and 0/1."""
     confusion = confusion_matrix(torch.tensor([0, 0, 0, 255]), torch.tensor([0, 0, 1, 2]), 3, IGNORED)
     assert confusion.tolist() == [[2, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert mean_iou(confusion) == pytest.approx((2 / 3 + 0) / 2)
 
 
 @pytest.mark.parametrize("seed", [0, 8, 16])
-def test_scikit_learn_agrees(seed):
-    """From a few pixels, of which some classes are absent, to many."""
+def test_iou_matches_scikit_learn(seed):
+    """From a few pixels, with some classes absent, to many."""
     generator = np.random.default_rng(seed)
     count = 2 + 3 * seed
     labels = torch.from_numpy(generator.choice([0, 1, 2, 3, IGNORED], size=count))

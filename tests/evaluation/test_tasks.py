@@ -24,7 +24,7 @@ PAPER = ["arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval"]
         ("chat", PAPER, "bpb"),
     ],
 )
-def test_tasks_by_what_a_model_gives(objective, default, last):
+def test_tasks_are_selected_by_model_outputs(objective, default, last):
     assert chosen_tasks(objective, None) == default
     assert tasks_of(objective)[-1] == last
     assert chosen_tasks(objective, f"{last}, {default[0]},{last}") == [last, default[0]]
@@ -41,7 +41,7 @@ def test_tasks_by_what_a_model_gives(objective, default, last):
         ("language_model", "", "''"),
     ],
 )
-def test_others_are_refused_with_the_nearest_name(objective, name, named):
+def test_unknown_tasks_are_refused_with_the_nearest_name(objective, name, named):
     with pytest.raises(UsageError) as error:
         chosen_tasks(objective, name)
     assert named in str(error.value)
@@ -71,7 +71,7 @@ def test_an_option_is_checked_and_never_ignored(tmp_path, objective, tasks, opti
 
 
 def test_mistakes_are_refused_without_torch_and_lm_eval(tmp_path):
-    """In a process of its own, which neither loads a model nor imports what would."""
+    """In a fresh process, which neither loads a model nor imports such a library."""
     run = make_run(tmp_path, "language_model")
     open_run(tmp_path, "images", recipe_from_dict(TINY_IMAGES)).update(status="finished")
     code = """

@@ -1,4 +1,4 @@
-"""Ranks that fail alone during an evaluation: all of them end, and the reason is printed."""
+"""A single rank fails during an evaluation: all ranks exit, and the reason is printed."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def made(tmp_path_factory):
         pytest.param(1, "loading", "memory", marks=pytest.mark.long),
     ],
 )
-def test_an_error_on_one_rank_ends_all_with_its_sentence(made, tmp_path, failing, place, error):
+def test_an_error_on_one_rank_ends_all_ranks_with_its_message(made, tmp_path, failing, place, error):
     run, data = made
     arguments = ["eval", "--run", str(run.path), "--tasks", "arc_easy", "--data", str(data)]
     children = [
@@ -44,7 +44,7 @@ def test_an_error_on_one_rank_ends_all_with_its_sentence(made, tmp_path, failing
     assert codes[1 - failing] in (1, 76), said
     assert " ".join("".join(said).split()).count(REASON) >= 1, said
     if place == "job":
-        # Rank 0 is the one that speaks, and it names the rank.
+        # Rank 0 prints the message, and it names the failed rank.
         assert f"rank {failing}" in said[0]
         assert "lap:" not in said[1]
 
@@ -71,7 +71,7 @@ def _rank(environment, fails, place, error, arguments, folder):
     destroy = dist.destroy_process_group
 
     def destroy_together(*args):
-        """As with NCCL, wait until all ranks destroy their group."""
+        """As in NCCL, wait until all ranks destroy their group."""
         Path(folder, f"{rank}.left").touch()
         while len(list(Path(folder).glob("*.left"))) < 2:
             time.sleep(0.05)

@@ -32,12 +32,12 @@ def test_numbers_lists_schedules_and_ranges():
         ("a,,b", ["a", "", "b"]),
     ],
 )
-def test_commas_in_brackets_and_quotes_do_not_part(text, parts):
+def test_commas_in_brackets_and_quotes_do_not_separate(text, parts):
     assert split_values(text) == parts
 
 
 @pytest.mark.parametrize("options", [["seed"], ["seed="], ["=1"], ["seed=0,,1"], ["seed=0", "seed=1"], ["seed=[0"]])
-def test_what_over_does_not_accept(options):
+def test_invalid_values_of_over(options):
     with pytest.raises(UsageError, match="--over"):
         parse_over(options)
 
@@ -53,22 +53,22 @@ def test_what_over_does_not_accept(options):
         ({"train.batch": 8, "validation.batch": 4}, "vitb-train.batch8-validation.batch4"),
     ],
 )
-def test_names(values, name):
+def test_cell_names(values, name):
     assert cell_name("vitb", values) == name
 
 
-# Control characters and halves of characters are no YAML, and are refused as such.
+# Control characters and lone surrogates are not YAML and are refused.
 texts = st.text(st.characters(categories=("L", "N", "P", "S")), max_size=40)
 values = st.one_of(st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False), texts)
 
 
 @given(st.dictionaries(st.sampled_from([HEADS, "seed", "data.train", "a.b", "c.b"]), values, min_size=1), st.text())
-def test_any_value_gives_a_name_that_a_run_can_have(found, prefix):
+def test_any_value_gives_a_valid_run_name(found, prefix):
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,109}", cell_name(prefix, found))
 
 
 @given(st.one_of(values, st.lists(values, max_size=4)))
-def test_an_override_is_read_as_the_value_that_it_was(value):
+def test_an_override_round_trips(value):
     document, problems = apply_overrides(Document({}, {(): "x"}), overrides_of({"a.b": value}))
     assert not problems
     assert document.values == {"a": {"b": value}}

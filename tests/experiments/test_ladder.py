@@ -1,4 +1,4 @@
-"""Ladders of runs of a few steps, trained in this process; the referee has tests of its own."""
+"""Ladders with runs of a few steps, trained in this process; the referee has its own tests."""
 
 import json
 import signal
@@ -39,7 +39,7 @@ FILE = {
 
 
 class Here:
-    """A cell's process that has ended: it was trained in this one."""
+    """A finished cell process: the training ran in this process."""
 
     pid = 0
 
@@ -77,7 +77,7 @@ def climb(path, runs):
 
 
 def untimed(told):
-    """What does not depend on how long runs took."""
+    """The results that do not depend on timing."""
     text = json.loads(json.dumps(told, default=str))
     for finding in [*text["findings"].values(), *text["at_the_shared_rate"].values()]:
         for rung in finding["rungs"]:
@@ -96,14 +96,14 @@ def test_a_ladder_from_tuning_to_its_files(tmp_path, capsys):
     assert {phase: phases.count(phase) for phase in phases}.items() >= {"tuning": 4, "A/A": 2, "pairs": 6}.items()
     assert phases[-2:] == ["held out"] * 2
     assert all(cell["state"] == "finished" for cell in told["cells"])
-    # The referee got the validation losses of the runs, in pairs of one seed at the arm's own rate.
+    # The referee received the runs' validation losses, paired by seed at each arm's own learning rate.
     rate = ladder.carried("laplacian", "optimizer.lr", "a")
     for seed in (0, 1):
         summary = json.loads((runs / f"small-a-laplacian-lr{rate:g}-seed{seed}" / "summary.json").read_text())
         assert told["pairs"]["laplacian"][0]["arm"][seed] == summary["end"]["validation_loss"]
     assert set(told["verdicts"]) == {"laplacian", "A/A"}
     assert "Holm" in told["text"]
-    # Of the plain model: the mean eigenvalue of W_O W_V over the heads of a layer is its trace over the width.
+    # For the plain model, the mean eigenvalue of W_O W_V over a layer's heads is its trace divided by the width.
     (base,) = {c["cell"] for c in told["cells"] if (c["phase"], c["rung"], c["arm"]) == ("held out", "c", "plain")}
     weights = load_file(max((runs / base / "checkpoints").iterdir()) / "model.safetensors")
     attention = [[weights[f"blocks.{layer}.attn.{name}.weight"] for name in ("out", "v")] for layer in range(2)]
@@ -112,7 +112,7 @@ def test_a_ladder_from_tuning_to_its_files(tmp_path, capsys):
     assert all(0 < mass < 1 for mass in told["plain_models"]["a"]["to the first token"])
     for name in ("differences.png", "differences.svg", "differences.csv", "outcomes.png"):
         assert (runs / ".ladders" / "small" / name).stat().st_size > 50
-    # The same command reads the answer again, and trains nothing.
+    # The same command reads the result again without training.
     code, out, _ = run_main(capsys, "ladder", str(path), "--runs-dir", str(runs), "--json")
     assert (code, untimed(json.loads(out))) == (0, untimed(told))
     assert json.loads((runs / ".ladders/small/ladder.json").read_text()) == json.loads(out)
@@ -121,7 +121,7 @@ def test_a_ladder_from_tuning_to_its_files(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_stops_in_each_kind_of_cell_change_nothing(tmp_path, monkeypatch):
+def test_interruptions_in_each_kind_of_cell_change_nothing(tmp_path, monkeypatch):
     path = write_ladder(tmp_path)
     undisturbed = untimed(answer(climb(path, tmp_path / "undisturbed")))
     victims = {
@@ -143,7 +143,7 @@ def test_stops_in_each_kind_of_cell_change_nothing(tmp_path, monkeypatch):
     assert set(stopped) == victims
 
 
-def test_an_arm_that_changes_nothing_differs_by_exactly_zero(tmp_path):
+def test_an_identical_arm_differs_by_exactly_zero(tmp_path):
     same = {"model.operators": {"mix": {"heads": "all", "alpha": 0.0, "beta": 1.0}}}
     changes = {"arms": {"plain": {"model.laplacian_heads": 0}, "same": same}, "controls": [], "tune": None}
     path = write_ladder(tmp_path, **changes, pairs={"a": 2}, held_out=None)
@@ -153,7 +153,7 @@ def test_an_arm_that_changes_nothing_differs_by_exactly_zero(tmp_path):
     assert rung["pairs"] == 2
 
 
-def test_a_run_that_diverges_is_said_and_not_averaged(tmp_path):
+def test_a_diverged_run_is_reported_and_not_averaged(tmp_path):
     wild = dict.fromkeys(("optimizer.lr", "optimizer.head_lr", "optimizer.weight_decay"), 1e6) | {
         "optimizer.clip": None
     }
@@ -178,7 +178,7 @@ def test_a_run_that_diverges_is_said_and_not_averaged(tmp_path):
         ({"rungs": {**FILE["rungs"], "b": {"model.width": 15}}}, "heads 4"),
     ],
 )
-def test_what_a_file_gets_wrong_is_named_with_its_line(changes, words, tmp_path, capsys):
+def test_faults_of_a_file_are_named_with_their_lines(changes, words, tmp_path, capsys):
     path = write_ladder(tmp_path, **changes)
     code, out, err = run_main(capsys, "ladder", str(path), "--dry-run", "--runs-dir", str(tmp_path / "runs"))
     assert (code, out) == (2, "")
@@ -206,18 +206,18 @@ def test_heads_scale_with_the_rung_and_steps_with_the_parameters(tmp_path):
     assert ladder.cell("b", "half", 0, {}).loaded.train.steps == round(20 * matrices / (8 * 32))
 
 
-def test_the_optimum_of_a_parabola_and_beyond_the_values():
+def test_the_optimum_of_a_parabola_inside_and_outside_the_values():
     values = [0.01, 0.02, 0.04, 0.08, 0.16]
     found = fit_optimum({value: (np.log2(value / 0.05)) ** 2 for value in values})
     assert (found.value, found.is_bracketed) == (pytest.approx(0.05, rel=0.1), True)
-    # Two dips: near the best value, not between the dips (parabola through three points, by hand: 2^-0.17 of 0.08).
+    # Two minima: near the best value, not between them (parabola through three points, by hand: 2^-0.17 of 0.08).
     dips = fit_optimum({0.02: 2.362, 0.04: 2.397, 0.08: 2.351, 0.16: 2.445})
     assert dips.value == pytest.approx(0.08 * 2**-0.17, rel=0.1)
     assert fit_optimum({0.01: 3.0, 0.02: 2.0, 0.04: 1.0})[::2] == (0.04, False)
     assert fit_optimum({0.01: 3.0, 0.02: 2.0, 0.04: None})[::2] == (0.02, True)
 
 
-def test_what_a_ladder_costs_is_said_before_and_a_budget_leaves_rungs_out(tmp_path):
+def test_the_cost_is_printed_first_and_a_budget_omits_rungs(tmp_path):
     ladder = Ladder(find_recipe("ladders/gpt_gpu"), tmp_path)
     rungs = {rung["rung"]: rung for rung in ladder.cost(GPUS["l40"])["rungs"]}
     hours = sum(rung["hours_left"] for name, rung in rungs.items() if name != "d12")

@@ -1,4 +1,4 @@
-"""The referee of ladders: its parts against scipy and by hand, the whole against ladders of known truth."""
+"""The referee of ladders: its parts against scipy and by hand, and end to end on simulated ladders."""
 
 import math
 
@@ -20,7 +20,7 @@ def rungs(differences, computes=COMPUTES, **seconds):
     ]
 
 
-def test_on_one_rung_it_is_the_paired_t_test():
+def test_one_rung_gives_the_paired_t_test():
     arm = rungs([[0.03, 0.05, 0.04]], COMPUTES[:1])
     finding = judge({"a": arm}, 0.001)["a"]
     oracle = stats.ttest_rel(arm[0].arm, arm[0].baseline)
@@ -30,8 +30,8 @@ def test_on_one_rung_it_is_the_paired_t_test():
     assert (finding.verdict, finding.trend, finding.rungs[0].multiplier) == ("hurts", None, None)
 
 
-def test_the_trend_is_the_line_through_all_pairs():
-    """Its slope and value at a target as scipy's regression has them; the deviation is that within rungs."""
+def test_the_trend_is_a_line_fitted_to_all_pairs():
+    """Slope and value at a target agree with scipy's regression; the deviation is computed within rungs."""
     arm = rungs([[-0.01, -0.02, -0.012], [-0.03, -0.02, -0.028, -0.031], [-0.04, -0.05]])
     trend = Trend(arm)
     places = np.concatenate([[math.log10(rung.compute)] * len(rung.differences) for rung in arm])
@@ -40,7 +40,7 @@ def test_the_trend_is_the_line_through_all_pairs():
     assert trend.at(3e17).value == pytest.approx(line.intercept + line.slope * math.log10(3e17))
     within = [rung.differences - rung.differences.mean() for rung in arm]
     assert trend.deviation == pytest.approx(math.sqrt(np.square(np.concatenate(within)).sum() / 6))
-    # A prediction of new pairs is wider by their own scatter.
+    # A prediction interval for new pairs also includes their scatter.
     mean, new = trend.at(3e17), trend.at(3e17, pairs=2)
     own = stats.t.ppf(0.975, 6) * trend.deviation * math.sqrt(1 / 2)
     assert new.high - new.value == pytest.approx(math.hypot(mean.high - mean.value, own))
@@ -56,8 +56,8 @@ def test_detectable_differences_are_found_in_four_of_five_samples():
     assert np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.01)
 
 
-def test_the_multiplier_of_an_arm_that_is_the_baseline_with_twice_the_compute():
-    """On an exact power law, with noise that only opens the interval."""
+def test_the_multiplier_of_the_baseline_with_twice_the_compute():
+    """On an exact power law, with just enough noise for an interval."""
 
     def loss(compute):
         return 0.9 * (compute / 1e16) ** -0.05
@@ -91,16 +91,14 @@ def test_an_equal_arm_is_exactly_equal():
         (None, True, False, "helps"),  # nothing is extrapolated
     ],
 )
-def test_a_ladder_is_extrapolated_as_far_as_it_spans_along_a_line_with_rates_that_transfer(
-    target, bent, transfers, verdict
-):
+def test_extrapolation_needs_span_linearity_and_rates_that_transfer(target, bent, transfers, verdict):
     noise = 1e-3 * np.random.default_rng(0).standard_normal((3, 4))
     middle = -0.09 if bent else -0.04
     given = [list(mean + noise[number][:n]) for number, (mean, n) in enumerate([(-0.03, 3), (middle, 4), (-0.05, 2)])]
     assert judge({"a": rungs(given)}, 0.001, target, rates_transfer=transfers)["a"].verdict == verdict
 
 
-def test_too_few_pairs_are_said_with_how_many_are_needed():
+def test_too_few_pairs_are_reported_with_the_number_needed():
     finding = judge({"a": rungs([[0.01, -0.02, 0.015], [0.02, -0.01, 0.001, 0.01], [0.02, -0.015]])}, 0.002)["a"]
     assert finding.verdict == "not enough pairs"
     assert finding.pairs_needed > 4

@@ -1,4 +1,4 @@
-"""Sweeps that run: killed, finished, with a failing cell, beside another sweep, by a SLURM script, in shares."""
+"""Running sweeps: killed, finished, with a failing cell, beside another sweep, by a SLURM script, in parts."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def steps_of(run):
 
 @pytest.mark.long
 def test_killed_twice_stopped_once_and_finished(tmp_path, shared_cache):
-    """Nothing is lost or done twice, and the weights are those of runs that nobody disturbed."""
+    """Nothing is lost or done twice, and the weights equal those of uninterrupted runs."""
     recipe = write_recipe(tmp_path, train={"steps": STEPS}, checkpoint={"every": 20}, validation={"every": 60})
     runs = tmp_path / "runs"
     over = {HEADS: [0, 4]}
@@ -76,14 +76,14 @@ def test_a_failing_cell_is_shown_and_stops_no_other(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_a_cell_that_another_sweep_has_is_waited_for_and_not_trained_twice(tmp_path):
+def test_a_cell_in_another_sweep_is_awaited_and_not_trained_twice(tmp_path):
     recipe, runs = write_recipe(tmp_path), tmp_path / "runs"
     (cell,) = sweep_of(recipe, over={"seed": [7]}).grids[0].cells()
     other = lock_cell(cell.name, runs)
     told = []
 
     def tell(text):
-        """The other one finishes the cell while we wait for it."""
+        """The other sweep finishes the cell while we wait."""
         told.append(text)
         train_cells([cell], runs)
         other.close()
@@ -93,7 +93,7 @@ def test_a_cell_that_another_sweep_has_is_waited_for_and_not_trained_twice(tmp_p
     assert not log_of(cell.name, runs).exists()
 
 
-def test_names_that_are_taken_by_another_recipe_are_refused_before_anything_starts(tmp_path, capsys):
+def test_names_of_another_recipe_are_refused_before_anything_starts(tmp_path, capsys):
     recipe, runs = write_recipe(tmp_path), tmp_path / "runs"
     train_cells(sweep_of(recipe, over={"seed": [1, 2]}).grids[0].cells(), runs)
     arguments = [str(recipe), "--over", "seed=1,2,3", "--runs-dir", str(runs), "--set", "optimizer.lr=0.5"]
@@ -107,7 +107,7 @@ def test_names_that_are_taken_by_another_recipe_are_refused_before_anything_star
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="SLURM runs bash")
 def test_the_slurm_script_finishes_the_cell_of_its_task(tmp_path, shared_cache):
-    """Its body under bash, as SLURM would start task 1; and what follows the training is done."""
+    """The script's body under bash, as SLURM would start task 1; and the commands after the training run."""
     runs = tmp_path / "runs"
     keys = ("train.steps=3", "schedule.warmup_epochs=0", "validation.every=3", "data.workers=0")
     cut = [part for key in keys for part in ("--set", key)]
@@ -147,7 +147,7 @@ def test_gpus(gpus, jobs, shares, words, monkeypatch):
     assert words in said
 
 
-def test_threads_are_divided_and_never_none(monkeypatch):
+def test_threads_are_divided_and_at_least_one(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS")
     for jobs in (2, 1000):
@@ -161,8 +161,8 @@ def test_threads_are_divided_and_never_none(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_terminal", [False, True])
-def test_how_far_the_cells_are(tmp_path, shared_cache, monkeypatch, on_terminal):
-    """Finished cells of all, step and loss of the running one, and the time left once some steps are measured."""
+def test_progress_of_the_cells(tmp_path, shared_cache, monkeypatch, on_terminal):
+    """Finished cells of the total, step and loss of the running cell, and the time left after some steps."""
     monkeypatch.setenv("LAP_CACHE", str(shared_cache))
     monkeypatch.setattr(overview, "SECONDS_BETWEEN_LINES", 0.0)
     monkeypatch.setattr(overview, "SECONDS_BETWEEN_UPDATES", 0.0)

@@ -1,4 +1,4 @@
-"""Searches that run: killed and finished, and what is called better."""
+"""Running searches: killed and finished, and the criterion for better."""
 
 import math
 import signal
@@ -20,18 +20,18 @@ JOINT = {"model.width": [32, 48], "model.heads": [4, 6]}
 
 
 def outcome(recipe, runs, **settings):
-    """What a search came to, whoever did it and however often it was killed."""
+    """A search's results, without process ids and timing."""
     rows = search_of(recipe, runs, **settings).rows()
     return [(row["trial"], row["values"], row["state"], row["value"]) for row in rows]
 
 
 def told(search, arm, cell, value):
-    """End a trial without a training: its score is `value`."""
+    """Finish a trial without training, with the score `value`."""
     search.score = lambda _: value
     search.settled(cell, "finished")
 
 
-def test_a_combination_that_is_invalid_together_is_a_failed_trial(tmp_path):
+def test_an_invalid_combination_is_a_failed_trial(tmp_path):
     recipe = quick_recipe(tmp_path, model={"width": 48, "heads": 4, "laplacian_heads": 2})
     search = search_of(recipe, tmp_path / "runs", over=JOINT, trials=9)
     while cells := search.next():
@@ -43,7 +43,7 @@ def test_a_combination_that_is_invalid_together_is_a_failed_trial(tmp_path):
     assert found.get((32, 6), "invalid") == "invalid"
 
 
-def test_the_same_results_lead_to_the_same_proposals_also_after_a_restart(tmp_path):
+def test_equal_results_give_equal_proposals_also_after_a_restart(tmp_path):
     recipe = quick_recipe(tmp_path)
     proposed = []
     for place, restarts in (("calm", False), ("killed", True)):
@@ -71,7 +71,7 @@ def test_another_search_under_the_same_name_is_refused(tmp_path):
     search_of(recipe, tmp_path / "runs", trials=9)  # more trials are the same search
 
 
-def test_a_trial_without_a_finite_loss_has_diverged_and_is_never_the_best(tmp_path):
+def test_a_trial_without_a_finite_loss_diverged_and_is_never_best(tmp_path):
     search = search_of(quick_recipe(tmp_path), tmp_path / "runs", trials=1)
     for _ in range(2):
         (cell,) = search.next()
@@ -81,7 +81,7 @@ def test_a_trial_without_a_finite_loss_has_diverged_and_is_never_the_best(tmp_pa
         search.confirmation()
 
 
-def test_the_winner_is_confirmed_on_seeds_that_have_chosen_nothing(tmp_path):
+def test_the_winner_is_confirmed_on_unused_seeds(tmp_path):
     search = search_of(quick_recipe(tmp_path), tmp_path / "runs", trials=2, confirm=3)
     while cells := search.next():
         told(search, None, cells[0], 1.0 if "-t001" in cells[0].name else 2.0)
@@ -121,7 +121,7 @@ def test_the_verdict_follows_the_interval_of_the_paired_test(winner, control, wo
 
 
 @pytest.mark.long
-def test_killed_stopped_and_finished_it_is_the_search_that_nobody_disturbed(tmp_path, shared_cache):
+def test_a_killed_and_resumed_search_matches_an_uninterrupted_one(tmp_path, shared_cache):
     recipe = quick_recipe(tmp_path, train={"steps": 60}, validation={"every": 60, "prompts": []})
     calm, runs = tmp_path / "calm", tmp_path / "runs"
     assert start_search(recipe, calm, shared_cache, trials=2).code() == 0
@@ -146,7 +146,7 @@ def test_killed_stopped_and_finished_it_is_the_search_that_nobody_disturbed(tmp_
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path, capsys):
+def test_the_search_command(tmp_path, capsys):
     recipe = quick_recipe(tmp_path, train={"steps": 2}, validation={"every": 2, "prompts": []})
     words = ["search", str(recipe), "--over", f"{HEADS}={{linear: [0, 4]}}", "--trials", "1", "--confirm", "0"]
     words += ["--name", "s", "--runs-dir", str(tmp_path / "runs")]

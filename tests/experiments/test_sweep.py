@@ -1,4 +1,4 @@
-"""Sweeps as files and as options: the cells they make, what is wrong with them, what they cost and what they choose."""
+"""Sweeps as files and as options: their cells, faults, costs and choices."""
 
 import json
 
@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_file_and_the_same_options_make_the_same_cells(folder):
+def test_a_file_and_equivalent_options_make_the_same_cells(folder):
     text = f"cells:\n  - recipe: tiny.yaml\n    over: {{{HEADS}: [0, 'linear(0, 4)'], seed: [0, 1]}}\n"
     from_file = read(folder, text, "train.steps=3").grids[0].cells()
     over = {HEADS: [0, "linear(0, 4)"], "seed": [0, 1]}
@@ -85,7 +85,7 @@ def test_a_problem_names_its_line_and_key(folder, group, line, key):
     assert any(each.where.endswith(f"s.yaml:{line}") and key in str(each) for each in caught.value.problems)
 
 
-def test_two_cells_of_one_name_are_refused_and_equal_ones_are_one(folder):
+def test_name_clashes_are_refused_and_equal_cells_are_merged(folder):
     group = "  - recipe: tiny.yaml\n    set: {train.steps: STEPS}\n    over: {seed: [0, 0]}\n"
     with pytest.raises(RecipeError, match="tiny-seed0"):
         read(folder, "cells:\n" + group.replace("STEPS", "3") + group.replace("STEPS", "4"))
@@ -93,7 +93,7 @@ def test_two_cells_of_one_name_are_refused_and_equal_ones_are_one(folder):
     assert names(cell for cell, _ in known_cells(same, folder / "runs")) == ["tiny-seed0"]
 
 
-def test_too_many_cells_are_refused_before_one_is_made(folder):
+def test_too_many_cells_are_refused_before_any_is_made(folder):
     many = [*range(1000)]
     with pytest.raises(UsageError, match="1,000,000,000 runs"):
         sweep_of(folder / "tiny.yaml", over={"seed": many, "train.batch": many, "train.steps": many}).check()
@@ -124,7 +124,7 @@ def test_mistakes_of_the_command(folder, capsys, words, named):
 
 
 @pytest.mark.slow
-def test_the_dry_run_counts_what_is_left_at_each_cells_own_plan(folder, capsys):
+def test_the_dry_run_counts_remaining_work_by_the_plan_of_each_cell(folder, capsys):
     runs = folder / "runs"
     words = ["tiny.yaml", "--over", f"{HEADS}=0,[1,3]", "--runs-dir", str(runs)]
     dry = ["--dry-run", "--gpu", "l40"]
@@ -144,8 +144,8 @@ def test_the_dry_run_counts_what_is_left_at_each_cells_own_plan(folder, capsys):
     assert out.splitlines()[1].split()[:2] == ["tiny-0L", "finished"]
 
 
-def test_tuning_decides_what_the_grid_is_trained_with(folder, capsys):
-    """Without a process: what is finished is not trained again, and here everything is."""
+def test_tuning_sets_the_values_of_the_grid(folder, capsys):
+    """No process is started: finished cells are not trained again, and here all are finished."""
     runs = folder / "runs"
     sweep = read(folder, TUNE.replace("LRS", "1e-7, 0.05, 1e-6"))
     before = known_cells(sweep, runs)
@@ -166,7 +166,7 @@ def test_tuning_decides_what_the_grid_is_trained_with(folder, capsys):
     told = json.loads(out)
     assert [cell["state"] for cell in told["cells"]] == ["finished"] * 5
     assert told["chosen"] == {"tiny-tune-lr0.05": {"optimizer.lr": 0.05}}
-    # The runs that tuned are marked, and are no results.
+    # The tuning runs are marked and do not count as results.
     marked = [path.parent.name for path in runs.glob("*/sweep.json") if json.loads(path.read_text()).get("search")]
     assert sorted(marked) == ["tiny-tune-lr0.05", "tiny-tune-lr1e-06", "tiny-tune-lr1e-07"]
 
@@ -181,7 +181,7 @@ def test_a_choice_follows_the_direction_of_its_metric(tmp_path, metric, better):
     assert choose(cells, metric, tmp_path)[0].name == better(ends, key=ends.get)
 
 
-def test_what_is_kept_is_in_the_grid_that_follows_and_nowhere_else(folder):
+def test_kept_values_apply_only_to_the_following_grid(folder):
     text = CHOICES.replace("    set: {schedule.warmup: 0.4}\n", "").replace("      set:", "      keep:")
     text = text.replace("0.0}", "0.1}")
     (grid,) = read(folder, text).grids
@@ -194,7 +194,7 @@ def test_what_is_kept_is_in_the_grid_that_follows_and_nowhere_else(folder):
     assert {cell.loaded.schedule.warmup for cell in (*given.tune_cells(), *given.cells())} == {0.05}
 
 
-def test_a_diverged_run_is_tried_and_a_failed_one_is_not(folder):
+def test_a_diverged_run_counts_as_tried_but_a_failed_run_does_not(folder):
     runs = folder / "runs"
     sweep = read(folder, TUNE.replace("LRS", "0.01, 0.05"))
     cells = sweep.grids[0].tune_cells()
@@ -207,7 +207,7 @@ def test_a_diverged_run_is_tried_and_a_failed_one_is_not(folder):
     assert {cell.loaded.optimizer.lr for cell, _ in known_cells(sweep, runs) if not cell.is_search} == {0.01}
 
 
-#: The paper's numbers of runs: 6 head counts x 3 drop paths x 3 seeds, 5 rates x 3 decays, 7 GPTs, 5 ViT-S.
+#: The run counts of the paper: 6 head counts x 3 drop paths x 3 seeds, 5 rates x 3 decays, 7 GPTs, 5 ViT-S.
 SHIPPED = {"cifar10": (15, 54), "cifar100": (15, 54), "imagenet": (15, 54), "language": (0, 14), "dino": (0, 5)}
 SHIPPED |= {"laptop": (0, 18), "rivals_laptop": (0, 48), "regime_laptop": (0, 72)}
 SHIPPED |= {"rivals_cifar10": (0, 24), "rivals_novels": (0, 24)}

@@ -1,5 +1,5 @@
 import os
 import tempfile
 
-# Where transformers copies the code of a folder that it loads; read when it is imported.
+# The folder where transformers copies the code of a model it loads; read at import.
 os.environ.setdefault("HF_MODULES_CACHE", tempfile.mkdtemp(prefix="modules-"))

@@ -1,4 +1,4 @@
-"""The model card: what hubs read from it, and what a person must not overlook."""
+"""The model card: metadata for hubs, and warnings for readers."""
 
 from export_support import gpt_run, vit_run
 from huggingface_hub import ModelCard
@@ -13,7 +13,7 @@ def card_of(run, to):
     return ModelCard.load(folder / "README.md")
 
 
-def test_scores_of_these_weights_are_the_model_index(tmp_path):
+def test_the_model_index_has_the_scores_of_these_weights(tmp_path):
     run = vit_run(tmp_path)
     known = {"unit": "fraction", "direction": "higher", "stderr": 0.025, "n": 360, "limit": 360}
     weights = find_checkpoint(run, "last").weights_sha256
@@ -30,7 +30,7 @@ def test_scores_of_these_weights_are_the_model_index(tmp_path):
     assert "0.4321" not in card.text
 
 
-def test_a_card_warns_of_plain_transformers_before_anything_else(tmp_path):
+def test_a_card_first_warns_of_plain_transformers(tmp_path):
     text = card_of(gpt_run(tmp_path), "hf").text
     assert text.index("Not a plain transformer") < text.index("## Load it")
     assert "trust_remote_code=True" in text
@@ -40,7 +40,7 @@ def test_a_card_warns_of_plain_transformers_before_anything_else(tmp_path):
     assert "trust_remote_code" not in plain
 
 
-def test_what_the_run_was_trained_with(tmp_path):
+def test_the_training_settings_on_the_card(tmp_path):
     run = gpt_run(tmp_path, chat=False)
     run.update(data="text.txt: 3 documents", data_sha256="e" * 64, device="1 x cpu")
     run.metrics.write_text('{"step": 1, "seconds_first_step": 1800.0}\n{"step": 2, "seconds": 1800.0}\n')

@@ -1,4 +1,4 @@
-"""`lap export`: whole folders or none, what they say about themselves, verification in a process of its own."""
+"""`lap export`: complete folders or none, their metadata, and verification in a separate process."""
 
 import json
 from functools import partial
@@ -19,7 +19,7 @@ from lapcli.runtime.files import read_json
 pytestmark = pytest.mark.slow  # each export is verified in a process of its own
 
 
-def test_verified_by_the_command(tmp_path, capsys):
+def test_the_command_verifies_the_export(tmp_path, capsys):
     """One process for each format; transformers with a padded batch."""
     pytest.importorskip("transformers", reason="the dev extra has it")
     gpt_run(tmp_path, laplacian_heads=[0, 3])
@@ -37,7 +37,7 @@ def test_verified_by_the_command(tmp_path, capsys):
     assert "DIFFERS" not in out
 
 
-def test_safetensors_are_the_runs_tensors(tmp_path):
+def test_safetensors_hold_the_tensors_of_the_run(tmp_path):
     run = gpt_run(tmp_path, laplacian_heads=[0, 2])
     written = export_run(run, "safetensors")
     assert written.record["verified"] is True
@@ -61,7 +61,7 @@ def test_safetensors_are_the_runs_tensors(tmp_path):
     ],
 )
 def test_a_folder_that_differs_is_marked_and_exits_with_1(to, make, tmp_path, capsys, monkeypatch):
-    """One tensor is another than the run's: the target library computes something else, and that is found."""
+    """One tensor differs from the run's: the target library's outputs differ, and the verification finds it."""
     monkeypatch.setitem(exporting.WRITERS, to, partial(write_and_shift, exporting.WRITERS[to]))
     run = make(tmp_path)
     code, out, _ = run_main(capsys, "export", run.name, "--to", to, "--runs-dir", str(tmp_path))
@@ -71,8 +71,8 @@ def test_a_folder_that_differs_is_marked_and_exits_with_1(to, make, tmp_path, ca
     assert "NOT VERIFIED" in (run.path / "export" / to / "README.md").read_text()
 
 
-def test_the_checkpoint_that_is_asked_for(tmp_path, capsys):
-    """The last, the best or a step; the record and the file have its weights."""
+def test_the_requested_checkpoint_is_exported(tmp_path, capsys):
+    """The last, the best or a given step; the record and the file belong to its weights."""
     from lapcli import checkpoint
     from lapcli.runs import write_summary
 
@@ -96,7 +96,7 @@ def test_the_checkpoint_that_is_asked_for(tmp_path, capsys):
         assert all(torch.equal(written[name], expected[name]) for name in expected)
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, capsys):
+def test_unsupported_runs_are_refused_and_leave_no_files(tmp_path, capsys):
     gpt, vit = gpt_run(tmp_path), vit_run(tmp_path)
     (tmp_path / "taken").mkdir()
     cases = {

@@ -23,7 +23,7 @@ PLANS = [
 
 @pytest.fixture(scope="module", params=PLANS)
 def pair(request, tmp_path_factory):
-    """Our model and tokenizer, and transformers' of the exported folder."""
+    """Our model and tokenizer, and those that transformers loads from the exported folder."""
     run = gpt_run(tmp_path_factory.mktemp("runs"), **request.param)
     loaded = open_run(run, find_checkpoint(run, "last"), torch.device("cpu"), float32=True)
     folder = export_run(run, "hf", verified=False).folder
@@ -60,7 +60,7 @@ def test_greedy_text_with_every_cache_and_padding(pair):
             assert set(row[stop:]) <= {pad}
 
 
-def test_system_text_and_calculator_calls_have_our_ids(pair):
+def test_system_text_and_calculator_calls_keep_our_ids(pair):
     _, tokenizer, _, folder = pair
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     calls = [{"type": "python", "text": "12*3"}, {"type": "python_output", "text": "36"}]

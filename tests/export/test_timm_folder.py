@@ -1,4 +1,4 @@
-"""Exported ViTs in timm: the same outputs, and a loud refusal where stock timm would compute something else."""
+"""Exported ViTs in timm: equal outputs, and a refusal where stock timm would compute something else."""
 
 import sys
 
@@ -37,7 +37,7 @@ def test_a_self_supervised_teacher_is_a_backbone(tmp_path):
     assert torch.allclose(ours.tokens([images])[0], theirs.forward_features(images), atol=1e-5)
 
 
-def test_images_are_prepared_as_the_recipe_says(tmp_path):
+def test_images_are_prepared_according_to_the_recipe(tmp_path):
     data = {"mean": [0.3, 0.2, 0.1], "std": [0.4, 0.5, 0.6], "crop_ratio": 0.9, "interpolation": "bilinear"}
     _, theirs, _ = both(vit_run(tmp_path, data=data))
     config = timm.data.resolve_model_data_config(theirs)
@@ -47,7 +47,7 @@ def test_images_are_prepared_as_the_recipe_says(tmp_path):
 
 
 @pytest.mark.long
-def test_stock_timm_refuses_laplacian_folders_and_takes_plain_ones(tmp_path):
+def test_stock_timm_refuses_laplacian_folders_and_accepts_plain_ones(tmp_path):
     laplacian, plain = vit_run(tmp_path), vit_run(tmp_path, name="plain", laplacian_heads=0)
     folders = [str(export_run(run, "timm", verified=False).folder) for run in (laplacian, plain)]
     program = """
@@ -63,7 +63,7 @@ assert "lapcli" not in sys.modules
     assert done.stdout.splitlines() == ["Unknown model (lap_vit)", "VisionTransformer"]
 
 
-def test_what_timm_cannot_say_is_refused(tmp_path):
+def test_models_that_timm_cannot_express_are_refused(tmp_path):
     run = dino_run(tmp_path, rope_precision="bf16")
     with pytest.raises(UsageError, match="rotary positions in float32"):
         export_run(run, "timm", verified=False)

@@ -33,7 +33,7 @@ def packages(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def extended(packages, shared_cache, tmp_path_factory):
-    """`lap` in a process that has the package on its path, with a folder of runs for all these tests."""
+    """`lap` in a process with the package on its path, with a run folder shared by these tests."""
     runs = tmp_path_factory.mktemp("extended-runs")
     (runs / "painter.yaml").write_text(RECIPE)
     path = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])

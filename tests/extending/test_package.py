@@ -1,5 +1,5 @@
-"""Each kind of extension of another package in two trainings: its objective with its optimizer, and its text source
-with its operator and its benchmark; then every command on them."""
+"""Every kind of extension from another package in two training runs: its objective and optimizer, and its text
+source, operator and benchmark; then every command on these runs."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_a_killed_run_resumes_with_the_same_bits(extended, painted, shared_cache
     assert (killed / last).read_bytes() == (painted / last).read_bytes()
 
 
-def test_models_are_evaluated_by_what_they_give(extended, painted, adder):
+def test_models_are_evaluated_by_their_outputs(extended, painted, adder):
     knn = json.loads(extended("eval", "--run", "painted", "--tasks", "knn", "--json").stdout)["tasks"]["knn20"]
     assert (knn["count"], 0.1 < knn["value"] <= 1) == (359, True)  # better than guessing, even after a few steps
     ask = ("eval", "--run", "adder", "--tasks", "sums", "--protocol", "harness", "--json")
@@ -83,13 +83,13 @@ def test_models_are_evaluated_by_what_they_give(extended, painted, adder):
     assert "sums (%)" in extended("report").stdout
 
 
-def test_an_analysis_measures_them(extended, painted, adder):
+def test_an_analysis_measures_both_models(extended, painted, adder):
     for run in (painted, adder):
         extended("analyze", "spread", "--run", run.name)
         assert (run / "analysis" / "spread.json").stat().st_size > 0
 
 
-def test_they_are_planned(extended, adder):
+def test_extensions_can_be_planned(extended, adder):
     adamw, lion = (json.loads(extended("plan", extended.recipe, *how, "--json").stdout) for how in ([], LION))
     assert lion["memory"]["optimizer"] == pytest.approx(adamw["memory"]["optimizer"] / 2, rel=0.01)
     assert "A A D D" in extended("plan", str(extended.runs / "adder.yaml")).stdout
@@ -103,7 +103,7 @@ def test_they_are_planned(extended, adder):
         ("adder", "model.operators={dampt: 2}", "damped"),
     ],
 )
-def test_a_wrong_word_is_refused_with_the_nearest(extended, adder, recipe, change, named):
+def test_a_misspelt_name_is_refused_with_the_nearest(extended, adder, recipe, change, named):
     result = extended("train", str(extended.runs / f"{recipe}.yaml"), "--set", change, code=2)
     assert named in result.stderr
     assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""The calculator: what it works out, and what a model could write to harm."""
+"""The calculator: results, and hostile input that a model could write."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from lapcli.generation.calculator import calculate
 #: Bounded: too long, too deep, too large.
 HOSTILE = ["10**10**10", "9" * 400 + "*" + "9" * 90, "*".join(["99999999999999999999"] * 20), "-" * 300 + "1"]
 HOSTILE += ["(" * 100_000, "1+" * 100_000 + "1", "'a'*1000000000", "1<<100"]
-#: Python, but nothing for a calculator.
+#: Python, but not calculator input.
 OTHERS = """'a'.upper() | 'a'.count | 'a'.count('a').real | 'a'.__class__ | ''.join(['a']) | 'a'.count('a', 0, 1)
 '\\x61'.count('a') | __import__('os').system('true') | ().__class__.__base__.__subclasses__() | x+1 | abs(-1)
 lambda: 1 | [1]*10 | 1 if 1 else 2 | 1;2 | 1==1 | 5%2 | ~1 | 1j | 1e999 | 0x10 | 1__0 | nan | f'{1}'
@@ -37,5 +37,5 @@ def test_hostile_expressions_have_no_result(expression):
         ('"a,b".count(",")*2+1', "3"),
     ],
 )
-def test_results(expression, result):
+def test_results_of_expressions(expression, result):
     assert calculate(expression) == result

@@ -1,4 +1,4 @@
-"""Transcripts and the terminal's conversation."""
+"""Transcripts and conversations at the terminal."""
 
 import io
 
@@ -13,7 +13,7 @@ from lapcli.models.gpt import GPT, GPTConfig
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """One token a byte: every character beyond ASCII is several tokens."""
+    """One token per byte: every non-ASCII character is several tokens."""
     return train_tokenizer(["a"], 265, max_chars=10, crop=10)
 
 
@@ -32,7 +32,7 @@ def special(tokenizer, name):
     return tokenizer.special(f"<|{name}|>")
 
 
-def test_no_piece_breaks_a_character(tokenizer):
+def test_no_piece_splits_a_character(tokenizer):
     text = "a é 漢字 🙂 👩‍💻 z"
     shown = Transcript(tokenizer)
     pieces = [shown.add(token) for token in tokenizer.encode(text)]
@@ -42,7 +42,7 @@ def test_no_piece_breaks_a_character(tokenizer):
     assert transcript([0xC3, special(tokenizer, "python_start"), ord("1")], tokenizer) == "\ufffd[calculator: 1"
 
 
-def test_the_prompt_holds_what_was_said(model, tokenizer, monkeypatch):
+def test_the_prompt_contains_the_dialogue(model, tokenizer, monkeypatch):
     dialogue = Dialogue(model, tokenizer, Sampling(4, 1.0))
     prompts = []
     stream = dialogue._engine.stream
@@ -75,7 +75,7 @@ def typed(*lines):
     return read
 
 
-def test_commands(model, tokenizer, capsys):
+def test_dialogue_commands(model, tokenizer, capsys):
     dialogue = Dialogue(model, tokenizer, Sampling(4, 0.0))
     converse(dialogue, typed("hi", "", "/clear", "hi", "/quit", "never"))
     captured = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Generation with a cache against the whole forward for every token."""
+"""Generation with a cache against a full forward for every token."""
 
 from itertools import pairwise
 
@@ -36,7 +36,7 @@ def likeliest(model: GPT, prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("kv_heads", [None, 2])
 @pytest.mark.parametrize("laplacian_heads", [0, 2, 4, [0, 3]])
-def test_greedy_is_the_likeliest_of_the_whole_forward(laplacian_heads, kv_heads) -> None:
+def test_greedy_takes_the_argmax_of_the_full_forward(laplacian_heads, kv_heads) -> None:
     plain, turned = (randomised(k, kv_heads=kv_heads)(torch.tensor([PROMPT])) for k in (0, 4))
     assert (plain - turned).abs().max() > 0.1
     model = randomised(laplacian_heads, kv_heads=kv_heads)
@@ -45,7 +45,7 @@ def test_greedy_is_the_likeliest_of_the_whole_forward(laplacian_heads, kv_heads)
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_incremental_decoding_equals_the_whole_forward(data) -> None:
+def test_incremental_decoding_equals_the_full_forward(data) -> None:
     """Any head plan, grouped keys, rows of different lengths, rows that leave and rows that join."""
     groups = data.draw(st.sampled_from([1, 2, 4]), "groups")
     plan = data.draw(st.lists(st.integers(0, 4), min_size=2, max_size=2), "plan")
@@ -77,7 +77,7 @@ def test_incremental_decoding_equals_the_whole_forward(data) -> None:
 @pytest.mark.parametrize(
     ("laplacian_heads", "kv_heads", "temperature"), [(0, None, 1.5), (3, 2, 1.5), (4, None, 1.5), (3, None, 0.0)]
 )
-def test_the_batch_size_changes_nothing(laplacian_heads, kv_heads, temperature) -> None:
+def test_results_do_not_depend_on_the_batch_size(laplacian_heads, kv_heads, temperature) -> None:
     model = randomised(laplacian_heads, kv_heads=kv_heads)
     sampling = Sampling(16, temperature, top_k=20, seed=5)
     by_size = [Engine(model, batch=size).complete(PROMPTS, sampling, samples=3) for size in (1, 3, 8)]
@@ -88,7 +88,7 @@ def test_the_batch_size_changes_nothing(laplacian_heads, kv_heads, temperature) 
 
 @pytest.mark.parametrize("top_k", [3, None])
 def test_draws_follow_the_probabilities(top_k) -> None:
-    """1,000 first tokens with temperature 2: each share within four deviations."""
+    """1,000 first tokens with temperature 2: each fraction within four standard deviations."""
     model = randomised()
     logits = model(torch.tensor([PROMPT]))[0, -1]
     values, ids = logits.topk(top_k or len(logits))
@@ -101,7 +101,7 @@ def test_draws_follow_the_probabilities(top_k) -> None:
 
 
 class Scripted(GPT):
-    """Each token has one follower; what it computes besides is only for the cache's books."""
+    """Each token has one successor; other computations only update the cache."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config)
@@ -122,7 +122,7 @@ def tokenizer():
 
 
 def chain(tokenizer, model_tokens: list[int]) -> Scripted:
-    """A model whose every token has one follower: the next one of `model_tokens`."""
+    """A model in which each token has one successor: the next of `model_tokens`."""
     model = Scripted(GPTConfig(layers=1, heads=2, width=8, vocab=tokenizer.vocab_size, context=64))
     model.following = torch.full((tokenizer.vocab_size,), tokenizer.special("<|assistant_end|>"))
     for token, after in pairwise(model_tokens):
@@ -136,28 +136,28 @@ def test_the_calculator_answers_and_its_output_is_forced(tokenizer) -> None:
         for name in ("python_start", "python_end", "output_start", "output_end", "assistant_start", "assistant_end")
     )
     call = tokenizer.encode("6*7")
-    # After its own call the model would go on with "!"; the forced tokens come first, then what follows them.
+    # After its own call the model would continue with "!"; the forced tokens come first, then their continuation.
     model = chain(tokenizer, [assistant, start, *call, end, ord("!")])
     model.following[out_end] = ord(".")
     model.following[ord(".")] = done
     completion = Engine(model, tokenizer).complete([[tokenizer.bos, assistant]], Sampling(50))[0][0]
     forced = [out, *tokenizer.encode("42"), out_end]
     assert completion == [start, *call, end, *forced, ord(".")]
-    # What it does not understand forces nothing.
+    # An invalid expression forces no tokens.
     model = chain(tokenizer, [assistant, start, ord("x"), end, ord("!")])
     assert Engine(model, tokenizer).complete([[assistant]], Sampling(50)) == [[[start, ord("x"), end, ord("!")]]]
 
 
 def test_finished_rows_leave_the_batch(tokenizer) -> None:
-    """Prompt n has n tokens to say: the steps' rows add up to the tokens, and the batch shrinks."""
+    """Prompt n generates n tokens: the rows of all steps add up to the tokens, and the batch shrinks."""
     prompts = [[50 - n] for n in (1, 2, 3, 8)]  # a token counts up to 50, then the answer ends
     model = chain(tokenizer, list(range(1, 51)))
     completions = Engine(model, tokenizer, batch=4).complete(prompts, Sampling(20))
     assert [len(samples[0]) for samples in completions] == [1, 2, 3, 8]
     steps = [rows for rows in model.rows_of_steps if rows]
-    # The first token of each comes with its prompt; the end is one more.
+    # The first token of each row comes from its prompt; the end token is one more.
     assert steps == [4, 3, 2, 1, 1, 1, 1, 1]
-    # Waiting rows take the places of those that left.
+    # Waiting rows replace finished rows.
     model.rows_of_steps.clear()
     Engine(model, tokenizer, batch=2).complete([[50 - n] for n in (8, 1, 1, 1, 1)], Sampling(20))
     assert [rows for rows in model.rows_of_steps if rows] == [2, 2, 2, 2, 1, 1, 1, 1]

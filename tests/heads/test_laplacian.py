@@ -29,7 +29,7 @@ def oracle(
     scale: float | None = None,
     current_v: Tensor | None = None,
 ) -> Tensor:
-    """One head of one example after the other, with its T x S operator in float64."""
+    """One head of one example at a time, with its T x S operator in float64."""
     q, k, v = q.double(), k.double(), v.double()
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     future = torch.tensor([[causal and s > S - T + t for s in range(S)] for t in range(T)])
@@ -105,7 +105,7 @@ def test_mask_and_scale(laplacian_heads: int, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("G", "T", "S"), [(4, 6, 6), (2, 1, 6), (2, 3, 6)])
-def test_no_laplacian_head_is_plain_attention_to_the_bit(dtype: torch.dtype, G: int, T: int, S: int) -> None:
+def test_without_laplacian_heads_attention_is_bitwise_plain(dtype: torch.dtype, G: int, T: int, S: int) -> None:
     q, k, v = draw(2, 4, G, T, S, 8, dtype)
     y = laplacian_attention(q, k, v, 0)
     assert torch.equal(y, F.scaled_dot_product_attention(q, k, v, enable_gqa=G != 4))
@@ -119,7 +119,7 @@ def test_no_laplacian_head_is_plain_attention_to_the_bit(dtype: torch.dtype, G: 
 
 
 @pytest.mark.parametrize(("G", "T", "S"), [(4, 6, 6), (2, 3, 6)])
-def test_what_is_constant_over_tokens_vanishes(G: int, T: int, S: int) -> None:
+def test_components_constant_over_tokens_vanish(G: int, T: int, S: int) -> None:
     q, k, v = draw(2, 4, G, T, S, 8)
     bias = torch.randn(G, 1, 8, dtype=torch.float64, requires_grad=True)
     y = laplacian_attention(q, k, v + bias, 4, causal=True)
@@ -132,7 +132,7 @@ def test_what_is_constant_over_tokens_vanishes(G: int, T: int, S: int) -> None:
 
 
 class TestInFloat32:
-    """As training takes it on the CPU: float32 or bf16, as many key as query heads, no mask."""
+    """The CPU training case: float32 or bf16, equal numbers of query and key heads, no mask."""
 
     @pytest.mark.parametrize("causal", [True, False])
     @pytest.mark.parametrize("laplacian_heads", [1, 4])
@@ -148,8 +148,8 @@ class TestInFloat32:
         for ours, theirs in zip(gradients(y, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
             assert (ours.double() - theirs.double()).norm() < 0.02 * theirs.double().norm()
 
-    def test_half_of_the_heads_cost_a_tenth_of_the_peak_at_most(self) -> None:
-        """Of forward and backward of an attention layer of the GPT."""
+    def test_half_laplacian_heads_add_at_most_a_tenth_to_peak_memory(self) -> None:
+        """Peak memory of a GPT attention layer's forward and backward."""
         peaks = []
         for laplacian_heads in (0, 2):
             layer = Attention(GPTConfig(layers=1, heads=4, width=64, vocab=1, laplacian_heads=laplacian_heads), 0)

@@ -32,7 +32,7 @@ def build(kind):
 
 
 def dense_tokens(module, x, laplacian_heads):
-    """The layer with `P` and `I` as matrices, from the module's weights alone."""
+    """The layer with explicit matrices `P` and `I`, computed from the module's weights alone."""
     B, T, _ = x.shape
     H = module.num_heads
     if module.qkv is not None:
@@ -67,7 +67,7 @@ def dense_tokens(module, x, laplacian_heads):
     ],
     ids=["plain", "rope split", "rope fused", "eva fused", "eva split"],
 )
-def test_a_layer_is_the_dense_operator(module, heads):
+def test_a_layer_matches_the_dense_operator(module, heads):
     module = copy.deepcopy(module).double()
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     lapcli.laplacianize(module, heads)
@@ -75,8 +75,8 @@ def test_a_layer_is_the_dense_operator(module, heads):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_plain_and_laplacian_heads_add_up_to_the_values(kind):
-    """P v + (I - P) v = v, layer by layer in the whole model, with positions rotated and prefix tokens not."""
+def test_plain_and_laplacian_heads_sum_to_the_values(kind):
+    """P v + (I - P) v = v, layer by layer in a complete model, with rotated positions but unrotated prefix tokens."""
     stock, x = build(kind)
     seen = {}
     layer = stock.blocks[1].attn
@@ -98,7 +98,7 @@ def test_plain_and_laplacian_heads_add_up_to_the_values(kind):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_names_weights_and_the_way_back(kind):
+def test_conversion_keeps_names_and_weights_and_is_reversible(kind):
     stock, x = build(kind)
     before = {name: tensor.clone() for name, tensor in stock.state_dict().items()}
     expected = stock(x)
@@ -121,7 +121,7 @@ def test_names_weights_and_the_way_back(kind):
         ("beit_base_patch16_224", "timm.models.beit.Attention"),
     ],
 )
-def test_what_is_not_recognised_is_refused_with_the_classes_seen(name, seen):
+def test_unknown_attention_is_refused_with_the_classes_found(name, seen):
     with torch.device("meta"):
         model = timm.create_model(name)
     with pytest.raises(ValueError, match=r"expected timm\.layers\.attention\.Attention") as error:

@@ -1,4 +1,4 @@
-"""Laplacian heads in models of transformers, against dense `I - P` in float64 and without a cache."""
+"""Laplacian heads in transformers models, against dense `I - P` in float64 and without a cache."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def registered():
 
 @pytest.mark.parametrize("name", LANGUAGE)
 @torch.inference_mode()
-def test_logits_are_those_of_the_dense_matrix(name):
+def test_logits_match_the_dense_matrix(name):
     tokens = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
     oracle = built(name)
     oracle.set_attn_implementation(OURS)
@@ -74,7 +74,7 @@ def test_logits_are_those_of_the_dense_matrix(name):
 
 
 @torch.inference_mode()
-def test_a_vit_is_that_of_the_dense_matrix():
+def test_a_vit_matches_the_dense_matrix():
     images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
     torch.manual_seed(0)
@@ -123,7 +123,7 @@ def test_saving_keeps_the_plan_and_a_plain_load_fails(tmp_path):
     assert (tmp_path / "plain" / "model.safetensors").exists()
 
 
-def test_other_models_are_refused_with_what_was_seen():
+def test_unsupported_models_are_refused_with_the_classes_found():
     config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32)
     with pytest.raises(ValueError, match="BertSelfAttention"):
         laplacianize(transformers.BertModel(config), 1)

@@ -1,4 +1,4 @@
-"""Every head operator against its matrix in float64, in every model, and the plans that name them."""
+"""Every head operator against its float64 matrix, in every model, and plans that name operators."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ from lapcli.runtime.errors import DataError
 
 torch.set_num_threads(1)
 
-#: Each operator in each of its forms: its name and constants.
+#: Each form of each operator: its name and constants.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "laplacian": ("laplacian", {}),
     "mix": ("mix", {"alpha": 0.7, "beta": -1.3}),
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "headwise gate": ("gate", {}),
     "elementwise gate": ("gate", {"form": "elementwise"}),
 }
-#: All of them in one model.
+#: All operators in one model.
 EVERY_LAYER: list[dict[str, Any]] = [
     {"laplacian": 1, "gate": 1, "centered": 1},
     {"mix": {"heads": 1, "learn": ["alpha"]}, "exclusive": {"heads": 1, "gate": "tanh"}, "shaped": 1},
@@ -59,7 +59,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def layer_of(case: str) -> HeadOperators:
-    """The second layer's operators; their parameters are drawn, so that nothing is at a value that hides it."""
+    """The second layer's operators; their parameters are random, since a default such as 0 could hide an error."""
     layer = HeadOperators(head_plan(spec_of(case), 2, H), 1, D, WIDTH).double()
     with torch.no_grad():
         for seed, p in enumerate(layer.parameters()):
@@ -77,7 +77,7 @@ def run(layer: HeadOperators, q: Tensor, k: Tensor, v: Tensor, x: Tensor, **how:
 
 
 def dense(layer: HeadOperators, given: dict[str, Tensor], visible_BHTS: Tensor) -> Tensor:
-    """The matrices written out from what each query sees, and the operator's definition on them."""
+    """The attention matrices written out, with the operator's definition applied to them."""
     T, S = visible_BHTS.shape[-2:]
     k, v = (given[name].repeat_interleave(H // given[name].shape[1], dim=1) for name in ("k", "v"))
     logits = (given["q"] @ k.mT / D**0.5).masked_fill(~visible_BHTS, -torch.inf)
@@ -128,7 +128,7 @@ def definition(
 @every_case
 @pytest.mark.parametrize("G", [2])
 @pytest.mark.parametrize("kind", ["all", "causal", "cached", "additive"])
-def test_is_its_matrix(case: str, G: int, kind: str) -> None:
+def test_an_operator_matches_its_matrix(case: str, G: int, kind: str) -> None:
     T, S = (3, 5) if kind == "cached" else (5, 5)
     given, layer = inputs(T, S, G), layer_of(case)
     how: dict[str, Any] = {"causal": kind in ("causal", "cached")}
@@ -156,7 +156,7 @@ def gpt(operators: Any, seed: int = 0, **options: Any) -> GPT:
 
 
 @every_case
-def test_decoding_in_chunks_is_the_full_pass(case: str) -> None:
+def test_decoding_in_chunks_matches_the_full_pass(case: str) -> None:
     model = gpt(spec_of(case))
     tokens = torch.randint(17, (2, 9), generator=torch.Generator().manual_seed(1))
     whole = model(tokens)
@@ -166,7 +166,7 @@ def test_decoding_in_chunks_is_the_full_pass(case: str) -> None:
 
 
 @every_case
-def test_no_head_of_it_is_the_plain_model_to_the_bit(case: str) -> None:
+def test_zero_heads_of_an_operator_are_bitwise_the_plain_model(case: str) -> None:
     plain, none = gpt(None), gpt(spec_of(case, 0))
     tokens = torch.arange(12).view(1, 12)
     assert plain.state_dict().keys() == none.state_dict().keys()
@@ -175,7 +175,7 @@ def test_no_head_of_it_is_the_plain_model_to_the_bit(case: str) -> None:
 
 
 @pytest.mark.parametrize("operators", [{"laplacian": 2}, EVERY_LAYER], ids=["laplacian", "every"])
-def test_other_weights_start_the_same(operators: Any) -> None:
+def test_all_other_weights_are_initialised_identically(operators: Any) -> None:
     def same(plain: torch.nn.Module, model: torch.nn.Module) -> None:
         ours = model.state_dict()
         added = ours.keys() - plain.state_dict().keys()
@@ -197,7 +197,7 @@ def test_other_weights_start_the_same(operators: Any) -> None:
     same(*(StudentTeacher(section, 5) for section in sections))
 
 
-def test_what_operators_learn_is_never_decayed_and_never_muons(tmp_path) -> None:
+def test_operator_parameters_are_never_decayed_and_never_use_muon(tmp_path) -> None:
     size = {"layers": 3, "heads": H, "width": 32, "laplacian_heads": 0, "operators": EVERY_LAYER}
     text = tiny_recipe(write_text(tmp_path / "text.txt"), model=size, optimizer={"weight_decay": 0.1})
     image, dino = image_recipe(model=size, optimizer={"weight_decay": 0.1}), dino_recipe(model=size)
@@ -223,7 +223,7 @@ def test_what_operators_learn_is_never_decayed_and_never_muons(tmp_path) -> None
     assert not any("operators" in name for name in with_muon)
 
 
-def test_weights_are_refused_by_another_plan_of_the_same_shapes(tmp_path) -> None:
+def test_a_different_plan_with_equal_shapes_refuses_the_weights(tmp_path) -> None:
     """Operators without parameters have the same tensors: only the metadata tells them apart."""
     plan, weights = str(head_plan({"laplacian": 3}, 3, H)), tmp_path / "model.safetensors"
     save_file(gpt({"laplacian": 3}).state_dict(), weights, metadata={"laplacian_heads": plan})
@@ -261,13 +261,13 @@ class TestPlans:
             ({"mix": {"heads": 1, "alhpa": 1}}, "mix has no constant 'alhpa'; did you mean alpha?"),
             ({"gate": {"heads": 1, "form": "wide"}}, "form of gate is headwise or elementwise, got 'wide'"),
             ([{"laplacian": 1}], "a list needs one mapping for each of the 3 layers, got 1"),
-            # In a list by layer, a schedule would have one layer to run over, and layers would be counted from there.
+            # In a list per layer, a schedule would cover a single layer, and layers would be counted from there.
             ([{}, {"mix": "linear(0, 4)"}, {}], "mix of layer 1: expected a number or all, got 'linear(0, 4)'"),
-            # What YAML makes of {centered: linear(0, 4)}.
+            # The YAML reading of {centered: linear(0, 4)}.
             ({"centered": "linear(0", "4)": None}, 'centered: within braces write it in quotes, "linear(a, b)"'),
         ],
     )
-    def test_what_is_wrong_is_said(self, spec: Any, message: str) -> None:
+    def test_invalid_plans_name_the_fault(self, spec: Any, message: str) -> None:
         with pytest.raises(ValueError) as error:  # noqa: PT011
             head_plan(spec, 3, 4)
         assert message in str(error.value)
@@ -275,7 +275,7 @@ class TestPlans:
 
 class TestLaplacianize:
     @pytest.mark.parametrize("name", ["centered", "gate"])
-    def test_refuses_the_others_with_the_reason(self, name: str) -> None:
+    def test_laplacianize_refuses_the_others_with_the_reason(self, name: str) -> None:
         options = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 4}
         model = timm.create_model("vit_tiny_patch16_224", **options)
         before = [type(block.attn) for block in model.blocks]

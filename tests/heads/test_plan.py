@@ -37,13 +37,13 @@ def test_every_form_by_hand(spec: object, layers: int, heads: int, per_layer: tu
         ({"layers": 1, "heads": 7}, "layer 1 has 4 heads, so 0 to 4 can be Laplacian, got 7"),
     ],
 )
-def test_what_cannot_be_a_plan_says_what_is_expected(spec: object, message: str) -> None:
+def test_an_invalid_plan_is_refused_with_the_expected_form(spec: object, message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011, the message is compared below
         head_plan(spec, layers=3, heads=4)  # type: ignore[arg-type]
     assert str(caught.value).endswith(message)
 
 
-def test_labels_are_short_and_tell_plans_apart():
+def test_labels_are_short_and_distinguish_plans():
     one, two = {"laplacian": 1, "exclusive": 2}, {"exclusive": 2, "laplacian": 1}
     plans = {
         "2": 2,

@@ -17,7 +17,7 @@ from lapcli.runtime.ranks import World
 
 
 class Guess(torch.nn.Module):
-    """Logits that depend on each image alone: the grey levels of its first ten pixels."""
+    """Per-image logits: the grey levels of the first ten pixels."""
 
     def forward(self, images_BCHW):
         return images_BCHW[:, 0].flatten(1)[:, 20:30] + torch.arange(10) * 1e-3
@@ -59,7 +59,7 @@ def test_every_image_is_counted_once(images, batch, size):
 
 
 class OneOf(World):
-    """One process of several; what it would add to the sum is kept for the test to add up."""
+    """One process of several; its contribution is kept for the test to add up."""
 
     def __init__(self, rank, size):
         super().__init__(rank, size, torch.device("cpu"))
@@ -70,7 +70,7 @@ class OneOf(World):
         return [max(values[0], 1.0), *values[1:]]
 
 
-def test_weights_that_give_nonsense_are_not_scored(images):
+def test_non_finite_outputs_are_not_scored(images):
     class Broken(Guess):
         def forward(self, x):
             return super().forward(x) * float("nan")
@@ -80,7 +80,7 @@ def test_weights_that_give_nonsense_are_not_scored(images):
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 10), (351, 359), (9535, 10_000)])
-def test_the_interval_is_scipys(successes, count):
+def test_the_interval_matches_scipy(successes, count):
     expected = binomtest(successes, count).proportion_ci(0.95, method="wilson")
     assert wilson_interval(successes, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
@@ -90,7 +90,7 @@ TEMPERATURE = 0.07
 
 @pytest.fixture
 def clusters():
-    """Features of five overlapping classes, in no order."""
+    """Features of five overlapping classes, in random order."""
     generator = np.random.default_rng(0)
     centres = generator.normal(size=(5, 16))
     labels = generator.integers(5, size=700)
@@ -99,8 +99,8 @@ def clusters():
 
 
 @pytest.mark.parametrize("k", [1, 20])
-def test_the_classes_are_scikit_learns(clusters, k, monkeypatch):
-    """scikit-learn's own neighbours by cosine distance, with the votes weighed by exp(similarity / 0.07)."""
+def test_the_classes_match_scikit_learn(clusters, k, monkeypatch):
+    """scikit-learn's neighbours by cosine distance, with votes weighted by exp(similarity / 0.07)."""
     monkeypatch.setattr(accuracy, "KEYS_AT_ONCE", 64)
     monkeypatch.setattr(accuracy, "QUERIES_AT_ONCE", 33)
     features, labels = clusters
@@ -114,7 +114,7 @@ def test_the_classes_are_scikit_learns(clusters, k, monkeypatch):
     assert 0.3 < (expected == labels[500:]).mean() < 0.999  # neither hopeless nor trivial
 
 
-def test_neighbours_are_the_dense_ones_whatever_the_chunks(clusters, monkeypatch):
+def test_neighbours_match_a_dense_search_for_any_chunk_size(clusters, monkeypatch):
     features = torch.from_numpy(clusters[0])
     queries, keys = features[600:], features[:600]
     order = torch.argsort(queries.double() @ keys.double().T, dim=1, descending=True)[:, :20]

@@ -1,4 +1,4 @@
-"""One pass hands on what the layers really give: the tokens of blocks, norms and choices of tokens."""
+"""One pass delivers the actual layer outputs: tokens of blocks and norms, and selections of tokens."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def seen(model, inputs, *sites):
 
 
 @torch.no_grad()
-def test_a_gpts_blocks_norms_and_mlp_inputs():
+def test_blocks_norms_and_mlp_inputs_of_a_gpt():
     model, tokens = gpt(2)
     sites = [Site(0), Site(1), Site(1, norm="after"), Site(1, "mlp_input")]
     found, capture = seen(model, tokens, *sites)
@@ -36,7 +36,7 @@ def test_a_gpts_blocks_norms_and_mlp_inputs():
 
 
 @torch.no_grad()
-def test_a_vits_patches_and_class_token():
+def test_patches_and_class_token_of_a_vit():
     model, images = vit(2)
     sites = [Site(1, tokens="patch", norm="after"), Site(1, tokens="class", norm="after"), Site(0, "mlp_input")]
     found, _ = seen(model, images, *sites)
@@ -49,7 +49,7 @@ def test_a_vits_patches_and_class_token():
 
 
 @torch.no_grad()
-def test_a_self_supervised_models_tokens_by_image():
+def test_tokens_per_image_of_a_self_supervised_model():
     model, images = dino(2)
     sites = [Site(1, norm="after"), Site(1, tokens="patch", norm="after")]
     found, capture = seen(model, images, *sites)
@@ -59,7 +59,7 @@ def test_a_self_supervised_models_tokens_by_image():
     assert capture.tokens == 2 * (1 + 2 * 3)
 
 
-def test_weights_that_are_not_finite_are_named():
+def test_non_finite_weights_are_named():
     model, tokens = gpt(2)
     with torch.no_grad():
         model.blocks[1].mlp.down.weight[0, 0] = float("nan")

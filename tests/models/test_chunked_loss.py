@@ -62,7 +62,7 @@ def test_any_shape_in_float64(N: int, V: int, D: int, chunk: int, softcap: float
 
 @pytest.mark.parametrize("size", [0.1, 1.0, 100.0])
 def test_gradients_over_bf16_logits_have_one_rounding(size: float) -> None:
-    """Against autograd in float64 from the same rounded logits: what is written is the gradient, rounded once."""
+    """Against float64 autograd from the same rounded logits: the stored gradient is rounded once."""
     generator = torch.Generator().manual_seed(0)
     z = (torch.randn(20, 300, generator=generator) * size).bfloat16()
     targets = torch.randint(300, (20,), generator=generator)
@@ -80,8 +80,8 @@ def test_gradients_over_bf16_logits_have_one_rounding(size: float) -> None:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [pytest.param(torch.float32, 1e-5, marks=pytest.mark.long), (torch.bfloat16, 0.02)]
 )
-def test_compiled(dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two chunks and a rest, with float32 weights, against the plain loss in float64."""
+def test_compiled_loss_matches_eager(dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks and a remainder, with float32 weights, against the plain loss in float64."""
     monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", {"cpu": 8 * 50 * dtype.itemsize})
     monkeypatch.setattr(chunked_loss, "FEWEST_ROWS", 1)
     x, weight, targets = draw(20, 50, 64, dtype=dtype)

@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
-    """Of everything that is compiled from now on."""
+    """Counts everything that is compiled from now on."""
     kept, compile_ = Graphs(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda *args, **options: compile_(*args, **options, backend=kept))
     compiled_once.cache_clear()
@@ -51,7 +51,7 @@ def outcome(objective: Any) -> tuple[list[float], dict[str, float]]:
     return before + train(objective, range(2, 4)), validated
 
 
-#: Which compiles neither crops nor padded rows, but shows all that is counted.
+#: A backend without machine code, which shows every graph.
 QUICK = "classification"
 
 
@@ -59,11 +59,11 @@ QUICK = "classification"
     "kind", [kind if kind == QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in OBJECTIVES]
 )
 def test_a_run_has_few_graphs_of_fixed_shapes(kind: str, graphs: Graphs, tmp_path) -> None:
-    """With a plan that varies by layer. Rows padded to the longest of their batch are the exception: their lengths
+    """With a plan that varies by layer. Rows padded to the longest in their batch are the exception: their lengths
     differ from batch to batch, and one graph serves them all."""
     losses, validated = outcome(build(kind, tmp_path, compile=True))
-    # Of class tokens and of patches there are four more each: three of Sinkhorn's, and the cross entropy.
-    # Heads of DINO: two of the student and two of the teacher, and the teacher's blocks once more in the validation.
+    # Class tokens and patches have four more graphs each: three for Sinkhorn-Knopp, and the cross entropy.
+    # DINO heads: two of the student and two of the teacher, and the teacher's blocks again in validation.
     assert 1 <= len(graphs) <= 4 + (13 if kind == "self_supervised" else 0)
     assert not counters["graph_break"]
     assert bool(graphs.symbolic) is (kind == "padded_chat")
@@ -74,7 +74,7 @@ def test_a_run_has_few_graphs_of_fixed_shapes(kind: str, graphs: Graphs, tmp_pat
 
 
 def test_padding_does_not_count(tmp_path) -> None:
-    """Neither in accuracy and loss nor in the tokens that neighbours are looked for with."""
+    """Padding affects neither accuracy and loss nor the tokens of the neighbour search."""
     alone = World(0, 1, torch.device("cpu"))
     vit = build("classification", tmp_path)
     images = vit.data.validation

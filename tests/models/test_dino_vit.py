@@ -1,4 +1,4 @@
-"""The self-supervised backbone against timm's own, and against what its parts are defined as."""
+"""The self-supervised backbone against timm's own, and its parts against their definitions."""
 
 import math
 
@@ -24,7 +24,7 @@ def tiny_timm(heads=4):
     return timm.create_model("vit_small_patch16_dinov3", **TIMM_OPTIONS, **options).eval()
 
 
-def test_timm_computes_the_same_and_the_names_map_both_ways():
+def test_timm_agrees_and_names_map_both_ways():
     ours, theirs = tiny().eval(), tiny_timm()
     theirs.load_state_dict(to_timm(ours.state_dict()))
     images = torch.randn(2, 3, 16, 16)
@@ -34,7 +34,7 @@ def test_timm_computes_the_same_and_the_names_map_both_ways():
     assert (back.missing_keys, back.unexpected_keys) == (["mask_token"], [])
 
 
-def test_laplacian_heads_are_those_of_timm_turned():
+def test_laplacian_heads_match_converted_timm_models():
     from lapcli import laplacianize
 
     ours, theirs = tiny(laplacian_heads=[0, 2, 4]).eval(), tiny_timm()
@@ -55,7 +55,7 @@ def test_rotary_tables_by_hand():
     assert sin[5].tolist() == pytest.approx([math.sin(a) for a in angles], abs=1e-6)
 
 
-def test_crop_sizes_that_go_through_together_do_not_touch_each_other():
+def test_crop_sizes_in_one_forward_are_independent():
     model = tiny(laplacian_heads=2).eval()
     large, small = torch.randn(2, 3, 16, 16), torch.randn(5, 3, 8, 8)
     together = model.tokens([large, small])
@@ -63,7 +63,7 @@ def test_crop_sizes_that_go_through_together_do_not_touch_each_other():
         assert torch.allclose(joint, alone, atol=1e-5)
 
 
-def test_a_masked_patch_is_not_seen():
+def test_masked_patches_have_no_effect():
     model = tiny().eval()
     with torch.no_grad():
         model.mask_token.normal_()
@@ -76,7 +76,7 @@ def test_a_masked_patch_is_not_seen():
 
 
 def test_drop_path_keeps_a_fixed_number_of_images_and_scales_them():
-    """Each branch changes exactly the kept images, by b / kept times what it adds without drop path."""
+    """Each branch changes exactly the kept images, by b / kept times its output without drop path."""
     torch.manual_seed(1)
     block = Block(8, head_plan(1, 1, 2), 0, 16, 1.0, drop_path=0.3)
     block.gamma_2.data.zero_()  # the attention branch alone

@@ -1,4 +1,4 @@
-"""The GPT against its description: counts, names, initial values, and a forward pass written a second time."""
+"""The GPT against its description: counts, names, initial values, and an independent forward pass."""
 
 import math
 
@@ -37,7 +37,7 @@ def assert_heads_matter(**changes) -> None:
 
 class TestSize:
     @pytest.mark.parametrize("laplacian_heads", [0, 10])
-    def test_of_the_paper_for_every_number_of_laplacian_heads(self, laplacian_heads: int) -> None:
+    def test_parameter_counts_of_the_paper_for_every_number_of_laplacian_heads(self, laplacian_heads: int) -> None:
         config = GPTConfig(layers=20, heads=10, width=1280, vocab=65_536, laplacian_heads=laplacian_heads)
         with torch.device("meta"):
             model = GPT(config)
@@ -45,7 +45,7 @@ class TestSize:
         assert len(list(model.parameters())) == len(model.state_dict()) == 122
         assert model.cos_PD.shape == (20_480, 64)
 
-    def test_names_are_those_of_the_design(self) -> None:
+    def test_parameter_names_follow_the_design(self) -> None:
         state = GPT(GPTConfig(**{**SMALL, "layers": 1}, kv_heads=2)).state_dict()
         assert {name: tuple(tensor.shape) for name, tensor in state.items()} == {
             "embed.weight": (40, 32),
@@ -89,7 +89,7 @@ class TestForward:
 class TestCache:
     @pytest.mark.parametrize("kv_heads", [None, 2])
     @pytest.mark.parametrize("plan", PLANS)
-    def test_piece_by_piece_is_the_whole(self, plan, kv_heads) -> None:
+    def test_decoding_in_pieces_matches_the_full_forward(self, plan, kv_heads) -> None:
         assert_heads_matter(kv_heads=kv_heads)
         model = randomised(laplacian_heads=plan, kv_heads=kv_heads)
         tokens, _ = tokens_and_targets()
@@ -103,7 +103,7 @@ class TestCache:
 
 
 class TestBf16:
-    def test_the_stream_is_bf16_and_the_other_weights_are_not(self) -> None:
+    def test_the_residual_stream_is_bf16_and_other_weights_are_not(self) -> None:
         model = randomised(laplacian_heads=2)
         model.embed.to(torch.bfloat16)
         assert {name for name, p in model.named_parameters() if p.dtype == torch.bfloat16} == {"embed.weight"}
@@ -128,8 +128,8 @@ PARTS = ("residual_lambdas", "x0_lambdas", "value_embeddings")
 
 
 @pytest.mark.parametrize("has_parts", [False, True])
-def test_the_model_with_and_without_the_parts_of_2026_is_the_formula(has_parts):
-    """A plain reimplementation in float64, layer by layer; and with a cache token by token."""
+def test_the_model_with_and_without_the_2026_parts_matches_the_formula(has_parts):
+    """A plain float64 reimplementation, layer by layer; and with a cache token by token."""
     torch.manual_seed(0)
     shape = {"layers": 3, "heads": 4, "kv_heads": 2, "width": 32, "vocab": 40, "context": 16}
     model = GPT(GPTConfig(**shape, laplacian_heads=1, **dict.fromkeys(PARTS, has_parts))).double()

@@ -19,13 +19,13 @@ SMALL = {"layers": 3, "width": 48, "heads": 4, "image": 16, "patch": 4, "classes
         ({"image": 32, "patch": 4, "classes": 100}, 85_238_884),
     ],
 )
-def test_parameters_of_the_papers_models(sizes, count):
+def test_parameter_counts_of_the_paper_models(sizes, count):
     with torch.device("meta"):
         model = build_vit(ViTModel(**sizes, laplacian_heads=6))
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_without_laplacian_heads_it_is_timms_model_to_the_bit():
+def test_without_laplacian_heads_the_model_is_bitwise_timms():
     ours = build_vit(ViTModel(**SMALL, drop_path=0.2), seed=0).eval()
     stock = timm.create_model(
         "deit3_base_patch16_224",
@@ -46,7 +46,7 @@ def test_without_laplacian_heads_it_is_timms_model_to_the_bit():
     assert not torch.equal(turned(x), stock(x))
 
 
-def test_weight_decay_passes_over_what_timm_passes_over():
+def test_weight_decay_skips_the_same_parameters_as_timm():
     model = build_vit(ViTModel(**SMALL))
     exempt, decayed = param_groups_weight_decay(model, weight_decay=0.05, no_weight_decay_list=model.no_weight_decay())
     assert exempt["weight_decay"] == 0.0

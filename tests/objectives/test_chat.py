@@ -1,4 +1,4 @@
-"""What a step of a chat stage minimises, against the mean worked out on whole batches."""
+"""The loss of a chat-stage step against the mean over complete batches."""
 
 import io
 import json
@@ -41,13 +41,13 @@ def built(pretrained, folder, world=None, stage="sft", **changes):
 
 
 def step_loss(chats, step=1):
-    """As the loop takes it: the mean over the micro-batches of all ranks."""
+    """As in the loop: the mean over the micro-batches of all ranks."""
     losses = [chat.loss(chat.batch(step, n)) for chat in chats for n in range(chats[0].batches.accumulation)]
     return float((sum(losses) / len(losses)).detach())
 
 
 def each_target(chat, step=1):
-    """The losses of all targets of the step's global batch, row by row without any padding."""
+    """The losses of all targets in the global batch, row by row without padding."""
     rows = []
     for place in range(chat.batches.batch):
         tokens, targets = chat._items.items(step * chat.batches.batch + place, 1)
@@ -58,14 +58,14 @@ def each_target(chat, step=1):
 
 @pytest.mark.parametrize("stage", ["midtrain", "sft"])
 @pytest.mark.parametrize("micro_batch", [1, 2, 8])
-def test_each_target_of_a_step_weighs_the_same(pretrained, tmp_path, stage, micro_batch):
+def test_all_targets_of_a_step_have_equal_weight(pretrained, tmp_path, stage, micro_batch):
     chat = built(pretrained, tmp_path, stage=stage, train={"batch": 8, "micro_batch": micro_batch, "steps": 4})
     assert chat.batches.accumulation == 8 // micro_batch
     expected = torch.cat(each_target(chat)).mean()
     assert step_loss([chat]) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_upstreams_average_is_the_mean_of_means_of_four_rows(pretrained, tmp_path):
+def test_upstream_average_is_the_mean_over_means_of_four_rows(pretrained, tmp_path):
     train = {"batch": 8, "micro_batch": 4, "steps": 4}
     chat = built(pretrained, tmp_path, average="micro_batch", train=train)
     rows = each_target(chat)
@@ -76,7 +76,7 @@ def test_upstreams_average_is_the_mean_of_means_of_four_rows(pretrained, tmp_pat
         built(pretrained, tmp_path, World(0, 4, CPU), average="micro_batch", train=train)
 
 
-def test_the_assistants_tokens_alone_are_targets(pretrained, tmp_path):
+def test_only_assistant_tokens_are_targets(pretrained, tmp_path):
     masked, everything = (
         built(pretrained, tmp_path, loss=loss, train={"batch": 8, "micro_batch": 8, "steps": 4})
         for loss in ("assistant", "all")
@@ -90,7 +90,7 @@ def test_the_assistants_tokens_alone_are_targets(pretrained, tmp_path):
     assert (everything.batch(0, 0).targets_BT == masked.tokenizer.special("<|user_end|>")).sum() == 8
 
 
-def test_the_last_step_of_the_epoch_can_be_left_out(pretrained, tmp_path):
+def test_the_last_step_of_an_epoch_can_be_omitted(pretrained, tmp_path):
     """40 rows in batches of 8: 5 steps, or upstream's 4 of 5 on the same schedule."""
     train = {"batch": 8, "micro_batch": 8, "epochs": 1, "steps": None}
     whole = built(pretrained, tmp_path, train=train, schedule={"warmdown": 1.0})
@@ -102,7 +102,7 @@ def test_the_last_step_of_the_epoch_can_be_left_out(pretrained, tmp_path):
         assert multipliers == pytest.approx([0.5 * rate for rate in rates])  # lr_scale is 0.5
 
 
-def test_the_summary_has_answers(pretrained, tmp_path):
+def test_the_summary_contains_answers(pretrained, tmp_path):
     console = LogConsole(io.StringIO())
     recipe = tiny_chat_recipe(tmp_path)
     runs = train_stages(recipe, pretrained, runs_dir=tmp_path / "runs", name="x", console=console)

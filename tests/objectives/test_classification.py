@@ -1,4 +1,4 @@
-"""The classification objective: groups, losses, precision, and batches that cannot be shared."""
+"""The classification objective: groups, losses, precision, and batches that cannot be split."""
 
 import contextlib
 
@@ -24,7 +24,7 @@ def data():
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
-def test_losses(data, loss):
+def test_losses_match_timm(data, loss):
     objective = built(Classification, image_recipe(train={"loss": loss}), data, ALONE)
     objective.model.eval()
     images, targets = objective.batch(0, 0)
@@ -47,7 +47,7 @@ def test_decay_is_for_matrices_only(data):
     assert weights.options["max_grad_norm"] == 1.0
 
 
-def test_bf16_runs_on_the_cpu_where_it_is_asked_for(data):
+def test_bf16_runs_on_the_cpu_on_request(data):
     recipe = image_recipe(train={"precision": "bf16"})
     objective = built(Classification, recipe, data, ALONE)
     images, targets = objective.batch(0, 0)
@@ -63,7 +63,7 @@ def test_bf16_runs_on_the_cpu_where_it_is_asked_for(data):
     assert objective.loss((images, targets)).item() == pytest.approx(full.loss((images, targets)).item(), rel=0.02)
 
 
-def test_a_warmup_that_does_not_fit_into_the_steps_is_refused_before_the_first(data, tmp_path):
+def test_a_warmup_longer_than_the_run_is_refused_before_the_first_step(data, tmp_path):
     """1,438 training images, 89 steps of 16: an epoch's length is known only then."""
     from support import train_here
 

@@ -1,5 +1,5 @@
-"""Each loss against loops over pairs, patches and neighbours in float64, values and gradients; Sinkhorn-Knopp as it is
-defined, dense in float64, against the blocks."""
+"""Each loss against loops over pairs, patches and neighbours in float64, values and gradients; blockwise
+Sinkhorn-Knopp against its dense definition in float64."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_dino_is_the_mean_over_18_pairs(locals_):
 
 
 def test_ibot_is_divided_by_all_crops():
-    """Two of four crops are masked; a crop counts by the mean of its patches, and the sum is divided by four."""
+    """Two of four crops are masked; a crop contributes the mean over its patches, and the sum is divided by four."""
     masks = torch.zeros(4, 6, dtype=torch.bool)
     masks[1, :3] = masks[3, 5] = True
     hidden = torch.tensor([6, 7, 8, 23])  # patches 0 to 2 of the second crop, 5 of the fourth
@@ -80,11 +80,11 @@ def test_koleo_by_hand():
     near, far = 2 * math.sin(math.radians(15)), 2 * math.sin(math.radians(45))
     expected = -(math.log(far) + 2 * math.log(near)) / 3
     assert float(koleo_loss(one_crop, crops=1, group=3)) == pytest.approx(expected, rel=1e-5)
-    # Both crops count in full: upstream's mean over them times 2.
+    # Both crops have weight 1: twice upstream's mean over them.
     assert float(koleo_loss(one_crop.repeat(2, 1), crops=2, group=3)) == pytest.approx(2 * expected, rel=1e-5)
 
 
-def test_koleo_looks_within_a_crop_and_a_group():
+def test_koleo_neighbours_share_crop_and_group():
     tokens = drawn(2 * 6, 4).float()
     expected = 0.0
     for crop in tokens.view(2, 6, 4):
@@ -96,7 +96,7 @@ def test_koleo_looks_within_a_crop_and_a_group():
     assert float(koleo_loss(tokens, crops=2, group=3)) == pytest.approx(expected, rel=1e-4)
 
 
-def test_bf16_rows_give_nearly_the_same():
+def test_bf16_rows_give_nearly_the_same_loss():
     x, prototypes = drawn(30, 16).float(), drawn(50, 16, seed=1).float().requires_grad_()
     targets, weights = drawn(30, 50, seed=2).float().softmax(1), torch.full((30,), 1 / 30)
     exact, _ = target_cross_entropy(x, prototypes, targets, weights, TAU)
@@ -109,8 +109,8 @@ def test_bf16_rows_give_nearly_the_same():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
-def test_compiled_is_the_plain_way(dtype: torch.dtype, tolerance: float) -> None:
-    """Targets and both losses, at two temperatures of the teacher, for which nothing is compiled again."""
+def test_compiled_matches_eager(dtype: torch.dtype, tolerance: float) -> None:
+    """Targets and both losses, at two teacher temperatures, without a recompilation."""
     torch.compiler.reset()
     compiled_once.cache_clear()
     logits = (drawn(24, 64) * 0.3).to(dtype)
@@ -133,7 +133,7 @@ def test_compiled_is_the_plain_way(dtype: torch.dtype, tolerance: float) -> None
 
 
 def dense(logits_NK, temperature, iterations=3):
-    """The textbook: Q is K x N, prototypes and samples take turns to sum to 1/K and 1/N."""
+    """The textbook: Q is K x N; prototypes and samples are normalised in turn to sums of 1/K and 1/N."""
     Q = (logits_NK.double() / temperature).exp().T
     K, N = Q.shape
     Q = Q / Q.sum()
@@ -152,7 +152,7 @@ def test_against_the_definition(samples, prototypes, iterations, seed):
 
 
 def test_logits_of_bf16_are_not_rounded_again():
-    """All that follows is float32, although a factor without dimensions does not make it so."""
+    """Everything after it is float32, although a 0-dimensional factor does not promote."""
     logits = (torch.randn(37, 11, generator=torch.Generator().manual_seed(0)) * 0.3).bfloat16()
     found = sinkhorn_targets(logits, 0.05)
     assert found.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Runs that begin with given weights. What the sources compute is asked of timm and of the source's own run."""
+"""Runs that start from given weights. The reference outputs come from timm and from the source run."""
 
 import io
 import json
@@ -46,13 +46,13 @@ def continuing(tmp_path, given, text=None, **train):
     return with_source(base, given)
 
 
-def test_a_run_begins_with_the_weights_of_another_and_says_what_differs(tmp_path, source):
+def test_a_run_starts_from_another_run_and_lists_the_differences(tmp_path, source):
     recipe, log = continuing(tmp_path, "run:source"), io.StringIO()
     run = train_here(recipe, tmp_path / "runs", "new", log)
     said = log.getvalue()
     assert "starts from" in said
     assert "head plan: 2 Laplacian heads there, 4 here" in said
-    # The first validation is of the source's weights: the source itself on the new text, with the new head plan.
+    # The first validation uses the source's weights: the source model on the new text, with the new head plan.
     kept = read_run(run.path)
     weights = open_weights(InitFrom(source="run:source"), tmp_path / "runs")
     untouched = open_run(kept, find_checkpoint(kept, "2"), torch.device("cpu")).module
@@ -65,14 +65,14 @@ def test_a_run_begins_with_the_weights_of_another_and_says_what_differs(tmp_path
     assert kept.recipe.train.init_from.sha256 == source.info["weights_sha256"]
 
 
-def test_identity_is_the_hash_of_the_weights_and_not_their_place(tmp_path, source):
+def test_identity_is_the_hash_of_the_weights_not_their_path(tmp_path, source):
     plain = continuing(tmp_path, "run:source")
     drawn = plain.model_copy(update={"train": plain.train.model_copy(update={"init_from": None})})
     sha256 = source.info["weights_sha256"]
     here, there = (with_source(drawn, place, sha256=sha256) for place in ("run:source", "run:/elsewhere/copy"))
     assert recipe_hash(here) == recipe_hash(there) != recipe_hash(drawn)
     assert recipe_hash(here) != recipe_hash(with_source(drawn, "run:source", sha256="0" * 64))
-    # The same weights at another place resume the run; other weights are refused.
+    # The same weights at another path resume the run; other weights are refused.
     runs = tmp_path / "runs"
     train_here(plain, runs, "new")
     shutil.copytree(source.path, runs / "copy")
@@ -82,11 +82,11 @@ def test_identity_is_the_hash_of_the_weights_and_not_their_place(tmp_path, sourc
         train_here(continuing(tmp_path, "run:other"), runs, "new")
 
 
-def test_a_resume_does_not_read_the_source_and_ends_at_the_same_bits(tmp_path, source):
+def test_a_resume_does_not_read_the_source_and_is_bitwise_exact(tmp_path, source):
     runs, recipe = tmp_path / "runs", continuing(tmp_path, "run:source")
     whole = train_here(recipe, runs, "whole")
     train_here(recipe, runs, "cut")
-    # As a kill between the save of step 2 and that of step 4 leaves it.
+    # The state after a kill between the saves of steps 2 and 4.
     shutil.rmtree(runs / "cut/checkpoints/step-000004")
     read_run(runs / "cut").update(status="interrupted", step=2)
     shutil.rmtree(source.path)
@@ -116,7 +116,7 @@ def test_wrong_shapes_an_empty_intersection_and_another_vocabulary_are_refused(t
 
 
 def stock_vit(path, **options):
-    """A timm ViT with weights of a file, as a hub would give it."""
+    """A timm ViT with weights from a file in the hub's format."""
     import timm
 
     torch.manual_seed(0)
@@ -128,7 +128,7 @@ def stock_vit(path, **options):
     return model
 
 
-def test_a_stock_timm_vit_is_the_same_function_until_heads_become_laplacian(tmp_path):
+def test_a_stock_timm_vit_computes_the_same_without_laplacian_heads(tmp_path):
     """Our model has no position for the class token, and may have LayerScale: both are exact."""
     theirs = stock_vit(tmp_path / "w.safetensors")
     given = InitFrom(source="timm:vit_tiny_patch16_224", weights=str(tmp_path / "w.safetensors"))
@@ -148,7 +148,7 @@ class Hostile:
         return eval, ("open('touched', 'w')",)
 
 
-def test_a_pickle_that_is_not_weights_is_one_sentence_and_runs_nothing(tmp_path, monkeypatch):
+def test_a_pickle_without_weights_is_refused_and_not_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for content in (b"hello", b"", pickle.dumps([1, 2]), pickle.dumps(Hostile())):
         (tmp_path / "w.pth").write_bytes(content)
@@ -165,7 +165,7 @@ def test_a_pickle_that_is_not_weights_is_one_sentence_and_runs_nothing(tmp_path,
         open_weights(InitFrom(source=given.source, weights=str(tmp_path / "w.safetensors")), tmp_path).read()
 
 
-def test_positions_and_classifier_of_another_size(tmp_path):
+def test_positions_and_classifier_are_resized(tmp_path):
     stock_vit(tmp_path / "w.safetensors")
     given = InitFrom(source="timm:vit_tiny_patch16_224", weights=str(tmp_path / "w.safetensors"))
     shape = {"layers": 12, "width": 192, "heads": 3, "image": 64, "patch": 16, "classes": 10, "layer_scale": None}
@@ -177,10 +177,10 @@ def test_positions_and_classifier_of_another_size(tmp_path):
     assert "pos_embed: resized from 14 x 14 patches to 4 x 4" in lines
     assert "head.weight, head.bias: newly initialised, 1,000 classes there, 10 here" in lines
     assert torch.equal(model.head.weight, drawn)
-    # A constant stays a constant, and the mean position stays about the mean.
+    # Interpolation keeps a constant and nearly keeps the mean position.
     before = source.read()["pos_embed"][:, 1:]
     assert torch.allclose(model.pos_embed.mean(1), before.mean(1), atol=0.02)
-    # LayerScale that the model has no place for would be lost.
+    # LayerScale weights without a counterpart in the model would be lost.
     save_file(
         {**load_file(tmp_path / "w.safetensors"), "blocks.0.ls1.gamma": torch.ones(192)}, tmp_path / "s.safetensors"
     )
@@ -189,7 +189,7 @@ def test_positions_and_classifier_of_another_size(tmp_path):
         fit_weights(open_weights(scaled, tmp_path), model)
 
 
-def test_a_self_supervised_backbone_becomes_student_and_teacher_and_a_run_gives_its_teacher(tmp_path):
+def test_a_backbone_initialises_student_and_teacher_and_a_run_provides_its_teacher(tmp_path):
     from lapcli.models.dino_vit import StudentTeacher
 
     run = dino_run(tmp_path / "runs")
@@ -200,7 +200,7 @@ def test_a_self_supervised_backbone_becomes_student_and_teacher_and_a_run_gives_
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
 
 
-def test_the_best_and_the_last_checkpoint_are_kept_and_can_be_started_from(tmp_path):
+def test_best_and_last_checkpoints_are_kept_and_can_initialise_a_run(tmp_path):
     recipe = image_recipe(train={"steps": 4}, validation={"every": 1}, checkpoint={"every": None, "keep": 1})
     trained = train_here(recipe, tmp_path / "runs", "trained")
     lines = [json.loads(line) for line in trained.metrics.read_text().splitlines()]

@@ -43,7 +43,7 @@ def groups_of(recipe, policy=None):
 
 
 class TestParameterGroups:
-    def test_of_the_paper(self) -> None:
+    def test_parameter_groups_of_the_paper(self) -> None:
         paper = recipe(
             model={"layers": 20, "width": 1280, "heads": 10, "laplacian_heads": 5}, tokenizer={"vocab": 65_536}
         )
@@ -60,7 +60,7 @@ class TestParameterGroups:
             assert group.options == {"betas": (0.8, 0.95), "eps": 1e-10, "weight_decay": 0.0}
 
     @pytest.mark.parametrize("bf16", [False, True])
-    def test_muon_computes_in_the_precision_of_the_run_on_a_gpu_that_has_both(self, bf16: bool) -> None:
+    def test_muon_uses_the_run_precision_on_a_gpu_with_both(self, bf16: bool) -> None:
         made = recipe(train={"batch": 4, "micro_batch": 2, "steps": 10, "precision": "bf16" if bf16 else "float32"})
         matrices, *_ = groups_of(made, Device("H100", "cuda", None).policy(made.train.precision, False))[1]
         assert matrices.options["dtype"] is (torch.bfloat16 if bf16 else torch.float32)
@@ -73,7 +73,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def data(tokenizer: Tokenizer, tmp_path: Path) -> TextData:
-    """Documents of the text with the start token before each, in both streams."""
+    """Documents of the text, each preceded by the start token, in both streams."""
 
     def documents(count: int) -> TokenStream:
         return stream([[tokenizer.bos, *tokenizer.encode(TEXT[i * 7 : i * 7 + 50])] for i in range(count)], tmp_path)
@@ -101,13 +101,13 @@ def validate(objective: LanguageModel) -> dict[str, float]:
 
 
 def targets_of(data: TextData, sequences: int) -> list[int]:
-    """Sequence i reads tokens 16 i to 16 i + 16: its targets are all but the first."""
+    """Sequence i covers tokens 16 i to 16 i + 16: its targets are all except the first."""
     return data.validation.read(1, 16 * sequences).tolist()
 
 
 class TestBitsPerByte:
-    def test_a_model_that_knows_nothing(self, data: TextData) -> None:
-        """At the start every token costs log2(V) bits; the bytes are those of the text."""
+    def test_bits_per_byte_of_a_uniform_model(self, data: TextData) -> None:
+        """At the start every token costs log2(V) bits; the byte count is that of the text."""
         objective = built(LanguageModel, recipe(), data, alone())
         sequences = (len(data.validation) - 1) // 16
         ordinary = [t for t in targets_of(data, sequences) if t != data.tokenizer.bos]
@@ -117,7 +117,7 @@ class TestBitsPerByte:
         assert values["validation_loss"] == pytest.approx(math.log(275), rel=1e-6)
         assert values["validation_bits_per_byte"] == pytest.approx(math.log2(275) * len(ordinary) / size, rel=1e-6)
 
-    def test_a_model_with_random_weights_token_by_token(self, data: TextData) -> None:
+    def test_bits_per_byte_of_random_weights_token_by_token(self, data: TextData) -> None:
         objective = built(
             LanguageModel, recipe(validation={"tokens": 5 * 16 + 3}), data, alone()
         )  # five whole sequences
@@ -139,8 +139,8 @@ class TestBitsPerByte:
         assert values["validation_bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
 
 
-def test_groups_of_nanochats_parts_of_2026():
-    """Only the value embeddings' rate, half of the embedding's, shrinks with the width; gates are Muon's."""
+def test_parameter_groups_of_the_2026_nanochat_parts():
+    """Only the learning rate of value embeddings, half of the embedding's, shrinks with width; gates are Muon's."""
     parts = dict.fromkeys(("residual_lambdas", "x0_lambdas", "value_embeddings"), True)
     own = recipe(model={"layers": 2, "width": 32, "heads": 4, "context": 16, **parts})
     groups = {group.name: group for group in groups_of(own)[1]}

@@ -1,4 +1,4 @@
-"""Checkpoints of nanochat as runs. The model is computed once more here, from nanochat's tensors by its formulas."""
+"""Checkpoints of nanochat as runs. The reference forward follows nanochat's formulas, from its tensors."""
 
 import io
 import json
@@ -29,7 +29,7 @@ LAYERS, HEADS, KV_HEADS, WIDTH, CONTEXT, VOCAB = 3, 4, 2, 32, 24, 300
 
 @pytest.fixture(scope="module")
 def encoding():
-    """As nanochat's tokenizer script makes it."""
+    """As saved by nanochat's tokenizer script."""
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter(TEXTS * 20), VOCAB - len(SPECIAL_TOKENS), pattern=SPLIT_PATTERN)
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
@@ -71,7 +71,7 @@ def write_checkpoint(base, encoding, folder="base_checkpoints", laplacian_heads=
 
 
 def nanochat_logits(state, tokens_BT, laplacian_heads):
-    """nanochat's forward with explicit attention matrices, in float64 but for the bf16 rotary tables."""
+    """nanochat's forward with explicit attention matrices, in float64 except the bf16 rotary tables."""
     B, T = tokens_BT.shape
     D = WIDTH // HEADS
     w = {name: tensor.double() for name, tensor in state.items()}
@@ -103,7 +103,7 @@ def nanochat_logits(state, tokens_BT, laplacian_heads):
 
 
 @pytest.mark.parametrize("heads", [None, 2, [0, 1, 4]])
-def test_an_imported_run_computes_what_nanochat_computes(tmp_path, encoding, heads):
+def test_an_imported_run_matches_nanochat(tmp_path, encoding, heads):
     place, state = write_checkpoint(tmp_path, encoding, laplacian_heads=heads)
     run, is_new = import_checkpoint(place, tmp_path / "runs", "theirs")
     assert is_new
@@ -137,7 +137,7 @@ def test_sft_starts_from_an_imported_checkpoint(tmp_path, encoding, capsys):
     assert code == 0, err
 
 
-def test_the_pickled_tokenizer_gives_the_ids_of_tiktoken(tmp_path, encoding, test_data):
+def test_the_pickled_tokenizer_matches_tiktoken_ids(tmp_path, encoding, test_data):
     text = (test_data / "text" / "tinyshakespeare.txt").read_text()[:200_000]
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter([text]), 2000, pattern=SPLIT_PATTERN)
@@ -164,7 +164,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_a_hostile_tokenizer_is_refused_and_runs_nothing(tmp_path, encoding, protocol):
+def test_a_hostile_tokenizer_is_refused_and_not_executed(tmp_path, encoding, protocol):
     import os
 
     path, touched = tmp_path / "tokenizer.pkl", tmp_path / "touched"
@@ -185,7 +185,7 @@ def test_a_hostile_tokenizer_is_refused_and_runs_nothing(tmp_path, encoding, pro
     assert not touched.exists()
 
 
-def test_a_hostile_or_foreign_checkpoint_is_refused_and_runs_nothing(tmp_path, encoding):
+def test_a_hostile_or_foreign_checkpoint_is_refused_and_not_executed(tmp_path, encoding):
     import os
 
     place, _ = write_checkpoint(tmp_path, encoding)
@@ -212,7 +212,7 @@ def test_the_architecture_of_2026_is_refused_by_its_tensors_and_by_its_settings(
     place, _ = write_checkpoint(tmp_path / "a", encoding, **lambdas)
     with pytest.raises(DataError, match=r"unknown tensors: resid_lambdas, value_embeds\.1\.weight; it is not nano"):
         import_checkpoint(place, tmp_path / "runs", "x")
-    # The fork's "vanilla" models have the tensors of 2025 and compute something else: queries and keys are scaled.
+    # The fork's "vanilla" models have the tensors of 2025 but a different forward: queries and keys are scaled.
     place, _ = write_checkpoint(tmp_path / "b", encoding, laplacian_heads=[1, 1, 1])
     meta = json.loads((place / "meta_000007.json").read_text())
     meta["model_config"] |= {"use_ve": False, "window_pattern": "L"}

@@ -12,9 +12,7 @@ from lapcli.runtime.errors import UsageError
     ("batch", "micro_batch", "processes", "multiple"),
     [(254, 64, 1, 1), (2096, 64, 8, 1), (2 * 127 * 4, 60, 2, 4)],
 )
-def test_a_batch_without_a_split_near_the_micro_batch_is_refused_with_sizes_that_fit(
-    batch, micro_batch, processes, multiple
-):
+def test_a_batch_without_a_nearby_split_is_refused_with_valid_sizes(batch, micro_batch, processes, multiple):
     with pytest.raises(UsageError, match=r"train\.batch") as refused:
         plan_batches(batch, micro_batch, processes, multiple)
     for named in (r"train\.micro_batch=(\d+)", r"or (\d+)\)"):
@@ -24,7 +22,7 @@ def test_a_batch_without_a_split_near_the_micro_batch_is_refused_with_sizes_that
 
 @pytest.mark.parametrize("share", [1, 12, 38])
 @pytest.mark.parametrize("micro_batch", [1, 5, 64])
-def test_an_accepted_split_is_equal_and_at_most_the_recipes(share, micro_batch):
+def test_an_accepted_split_is_even_and_not_above_the_recipe(share, micro_batch):
     try:
         plan = plan_batches(share * 2, micro_batch, 2)
     except UsageError:

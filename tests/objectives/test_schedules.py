@@ -1,4 +1,4 @@
-"""Schedules and the multipliers of groups: worked by hand for the paper's numbers, and against timm's scheduler."""
+"""Schedules and learning-rate multipliers of groups: the paper's by hand, and against timm's scheduler."""
 
 import math
 
@@ -29,7 +29,7 @@ N = 21_400
         (21_399, 1 / 4280),  # the last update
     ],
 )
-def test_plateau_then_down_to_nothing(step: int, multiplier: float) -> None:
+def test_plateau_then_decay_to_zero(step: int, multiplier: float) -> None:
     assert learning_rate_multiplier(PlateauSchedule(), step, N) == pytest.approx(multiplier, rel=1e-12)
 
 
@@ -37,7 +37,7 @@ def test_plateau_then_down_to_nothing(step: int, multiplier: float) -> None:
     ("step", "multiplier"),
     [(0, 0.1), (9, 1.0), (60, 1.0), (61, 0.9 * 39 / 40 + 0.1), (99, 0.9 / 40 + 0.1)],
 )
-def test_warmup_and_a_final_rate(step: int, multiplier: float) -> None:
+def test_warmup_and_final_rate(step: int, multiplier: float) -> None:
     schedule = PlateauSchedule(warmup=0.1, warmdown=0.4, final=0.1)
     assert learning_rate_multiplier(schedule, step, 100) == pytest.approx(multiplier, rel=1e-12)
 
@@ -46,7 +46,7 @@ def test_warmup_and_a_final_rate(step: int, multiplier: float) -> None:
     ("step", "momentum"),
     [(0, 0.85), (1, 0.85 + 0.1 / 300), (150, 0.90), (299, 0.95 - 0.1 / 300), (300, 0.95), (N, 0.95)],
 )
-def test_momentum_of_muon(step: int, momentum: float) -> None:
+def test_muon_momentum(step: int, momentum: float) -> None:
     assert muon_momentum(MuonSection(), step) == pytest.approx(momentum, rel=1e-12)
 
 
@@ -60,7 +60,7 @@ def timms(t_initial, warmup, start, final, peak):
 
 
 @pytest.mark.parametrize(("start", "peak", "final"), [(3e-6, 3e-4, 0.0), (1e-3, 3e-3, 1e-6)])
-def test_every_step_is_timms(start, peak, final):
+def test_every_step_matches_timm(start, peak, final):
     schedule = CosineSchedule(warmup_epochs=5, start_lr=start, final_lr=final)
     stock = timms(STEPS, 5 * STEPS_PER_EPOCH, start, final, peak)
     for step in range(STEPS):
@@ -97,7 +97,7 @@ def test_learning_rate():
     assert rates[124_999] == pytest.approx(last)
 
 
-def test_the_second_reading_of_the_rate():
+def test_the_alternative_reading_of_the_rate():
     assert peak_rate(paper()) == 1.5e-3
     assert peak_rate(paper("optimizer.lr_scaling=sqrt4")) == pytest.approx(5.61e-3, rel=1e-3)
     assert peak_rate(paper("optimizer.lr_scaling=sqrt4", "optimizer.lr=4.01e-4")) == pytest.approx(1.5e-3, rel=1e-3)
@@ -118,7 +118,7 @@ def test_learning_rate_multipliers(groups):
         assert found[name] == 1
 
 
-def test_weight_decay_passes_over_biases_norms_and_layer_scale(groups):
+def test_weight_decay_skips_biases_norms_and_layer_scale(groups):
     for group in groups:
         decay = group.at_step(HALF).get("weight_decay", group.options["weight_decay"])
         for name in group.parameters:
@@ -135,7 +135,7 @@ def test_prototypes_are_frozen_for_one_epoch(groups):
         assert "lr" not in group.at_step(1250)
 
 
-def test_backbone_and_heads_are_clipped_apart(groups):
+def test_backbone_and_heads_are_clipped_separately(groups):
     sets = {}
     for group in groups:
         for name in group.parameters:

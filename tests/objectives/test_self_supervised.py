@@ -1,5 +1,5 @@
-"""The objective: batches and masks that the world's size does not change, two processes that compute one's loss, a
-teacher that follows its student, and a collapse that is named."""
+"""The objective: batches, masks and losses independent of the world size, the teacher's moving average, and the
+detection of a collapse."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from lapcli.runtime.errors import UsageError
 
 
 def by_group(step, processes, micro_batch):
-    """{group: its crops, masks and images} over all processes and micro-steps of a step."""
+    """{group: its crops, masks and images} for all processes and micro-steps of a step."""
     found = {}
     for rank in range(processes):
         ours = objective(dino_recipe(train={"batch": 16, "micro_batch": micro_batch}), rank, processes)
@@ -29,7 +29,7 @@ def by_group(step, processes, micro_batch):
 
 
 @pytest.mark.parametrize(("processes", "micro_batch"), [(1, 4), (2, 8), (4, 4)])
-def test_masks_and_crops_of_a_group_do_not_depend_on_the_world(processes, micro_batch):
+def test_masks_and_crops_of_a_group_do_not_depend_on_the_world_size(processes, micro_batch):
     one, other = by_group(3, 1, 16), by_group(3, processes, micro_batch)
     assert len(one) == len(other) == 4
     for (masks, crops), (other_masks, other_crops) in zip(one, other, strict=True):
@@ -39,8 +39,8 @@ def test_masks_and_crops_of_a_group_do_not_depend_on_the_world(processes, micro_
 
 
 @pytest.mark.parametrize("stream", ["bf16", "float32"])
-def test_the_stream_of_student_and_teacher_has_the_precision_of_the_recipe(stream, tmp_path):
-    """On real bf16: every block's output is in it, and the loss differs from float32 by bf16's rounding alone."""
+def test_student_and_teacher_streams_use_the_recipe_precision(stream, tmp_path):
+    """On real bf16: every block output is bf16, and the loss differs from float32 only by bf16 rounding."""
     exact, policy = build("self_supervised", tmp_path), ComputePolicy("cpu", bf16=True)
     rough = build("self_supervised", tmp_path, policy=policy, stream=stream)
     seen = set()
@@ -56,14 +56,14 @@ def test_the_stream_of_student_and_teacher_has_the_precision_of_the_recipe(strea
     assert all(g.dtype == torch.float32 and torch.isfinite(g).all() for g in gradients)
 
 
-def test_a_group_cannot_be_cut():
+def test_a_group_cannot_be_split():
     with pytest.raises(RecipeError, match="would cut"):
         dino_recipe(train={"micro_batch": 2})
     with pytest.raises(UsageError, match="shared evenly"):
         objective(dino_recipe(), 0, 4)  # two groups, four processes
 
 
-def test_the_loss_is_the_weighted_sum_of_its_parts():
+def test_the_loss_is_the_weighted_sum_of_its_terms():
     for weights in ({"dino": 1.0, "koleo": 0.1, "ibot": 1.0}, {"dino": 0.5, "koleo": 2.0, "ibot": 3.0}):
         ours = objective(dino_recipe(**{**WHOLE, "train": {**WHOLE["train"], **weights}}))
         loss = float(ours.loss(ours.batch(0, 0)).detach())
@@ -73,7 +73,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts():
         assert loss == pytest.approx(parts, rel=1e-5)
 
 
-def test_the_teacher_follows_and_nothing_else_moves_it():
+def test_only_the_moving_average_updates_the_teacher():
     ours = objective(dino_recipe(**WHOLE))
     teacher, student = ours.model.teacher, ours.model.student
     for a, b in zip(teacher.parameters(), student.parameters(), strict=True):
@@ -90,7 +90,7 @@ def test_the_teacher_follows_and_nothing_else_moves_it():
         assert torch.allclose(new, 0.9 * old + 0.1 * p, atol=1e-6)
 
 
-def test_the_recipe_is_the_papers_table():
+def test_the_recipe_matches_the_paper_table():
     recipe = load_recipe(ROOT / "recipes/dino_vits.yaml")
     model, train, data, schedule = recipe.model, recipe.train, recipe.data, recipe.schedule
     assert (model.layers, model.width, model.heads, model.patch, model.rope_base) == (12, 384, 6, 16, 100)

@@ -1,4 +1,4 @@
-"""The plan's memory against torch's own tracker on fake tensors, and against what processes really grow by."""
+"""The plan's memory against torch's own tracker on fake tensors, and against the measured growth of processes."""
 
 import ctypes
 import json
@@ -23,7 +23,7 @@ M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
 @pytest.mark.long
-def test_the_561m_gpt_against_torchs_tracker():
+def test_the_561m_gpt_against_the_torch_tracker():
     recipe = load_recipe(ROOT / "recipes/gpt561m_5L.yaml", ["train.micro_batch=1", "train.batch=1"])
     objective = LanguageModel(recipe)
     objective.build(torch.device("meta"))
@@ -59,7 +59,7 @@ VIT_RUN = {
     "optimizer": {"lr": 1e-3},
     "validation": {"batch": 8},
 }
-#: Little besides weights, gradients and the states of AdamW, with accumulation.
+#: Mostly weights, gradients and AdamW states, with accumulation.
 WIDE_RUN = {
     **GPT_RUN,
     "model": {**GPT_RUN["model"], "width": 1024, "context": 32},
@@ -77,11 +77,11 @@ WIDE_RUN = {
     ],
     ids=["gpt", "vit", "two ranks"],
 )
-def test_what_a_run_on_the_cpu_grows_by(given, ranks, gives_back, within, tmp_path):
-    """A process that has trained something tiny, and so has all code in memory, trains the recipe.
+def test_memory_growth_of_a_cpu_run(given, ranks, gives_back, within, tmp_path):
+    """A process trains the recipe after a tiny warm-up run, so that all code is already in memory.
 
-    With `gives_back` glibc returns every freed tensor at once, and the peak is what was alive. By itself it keeps what
-    it cannot fit together: of the GPT's tensors a fifth to a third, by chance.
+    With `gives_back` glibc returns freed tensors at once: the peak counts only live tensors. Otherwise fragmentation
+    adds a fifth to a third of the GPT's tensors, by chance.
     """
     data = {"train": str(write_text(tmp_path / "text.txt")), "validation": 0.2}
     recipe = recipe_from_dict({**given, "data": given.get("data", data)})
@@ -117,14 +117,14 @@ ENDS = ["gpt561m_10L", "vitb_imagenet_6L"]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ENDS else pytest.mark.long) for name in PAPER])
-def test_the_papers_recipes_fit_its_machine(name):
+def test_the_paper_recipes_fit_their_machine(name):
     plan = plan_training(load_recipe(ROOT / f"recipes/{name}.yaml"), processes=4, device=GPUS["l40"])
     assert plan.fits
     assert plan.memory_total < 46_068 * 2**20
     assert "L40" in plan.to_text()
 
 
-def test_what_does_not_fit_comes_with_the_largest_that_does():
+def test_a_plan_that_does_not_fit_names_the_largest_that_does():
     recipe = ROOT / "recipes/quickstart.yaml"
     small = Device("small", "cuda", 10**9 + 150 * 10**6, 181e12, 90.5e12)
     plan = plan_training(load_recipe(recipe, ["train.batch=64", "train.micro_batch=64"]), device=small)

@@ -13,13 +13,13 @@ H100 = GPUS["h100"]
 QUICKSTART = ROOT / "recipes/quickstart.yaml"
 
 
-def test_vit_b_at_224_takes_105_gigaflop_an_image():
+def test_vit_b_at_224_takes_105_gigaflops_per_image():
     width, tokens, patches, layers, classes = 768, 197, 196, 12, 1000
     linear = 2 * tokens * width * width * (3 + 1 + 4 + 4)  # qkv, projection, up, down
     attention = 2 * 2 * tokens * tokens * width  # q k and P v
     embedding = 2 * patches * width * 16 * 16 * 3
     head = 2 * width * classes
-    # A backward takes two products for each of the forward's, but nobody asks for the gradient of the pixels.
+    # The backward has two matmuls per forward matmul, except that pixels need no gradient.
     by_hand = 3 * (layers * (linear + attention) + head) + 2 * embedding
     plan = plan_training(load_recipe(ROOT / "recipes/vitb_imagenet_3L.yaml"), 4, GPUS["l40"])
     assert plan.flops_per_unit == by_hand
@@ -31,7 +31,7 @@ def test_vit_b_at_224_takes_105_gigaflop_an_image():
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_a_gpt_takes_6_a_weight_and_12_a_layer_channel_and_token(kv_heads):
+def test_gpt_flops_are_6_per_weight_and_12_per_layer_channel_and_token(kv_heads):
     plan = plan_training(load_recipe(QUICKSTART, [f"model.kv_heads={kv_heads}"]))
     layers, width, context, vocab = 3, 256, 256, 1024
     matrices = layers * (2 + 2 * kv_heads / 4 + 8) * width * width + vocab * width
@@ -39,7 +39,7 @@ def test_a_gpt_takes_6_a_weight_and_12_a_layer_channel_and_token(kv_heads):
     assert plan.flops_per_step == 8 * context * plan.flops_per_unit
 
 
-def test_the_papers_gpt():
+def test_plan_of_the_paper_gpt():
     overrides = ["train.precision=bf16"]
     plan = plan_training(load_recipe(ROOT / "recipes/gpt561m_3L.yaml", overrides), 8, H100)
     matrices, table = 393_216_000, 83_886_080
@@ -61,14 +61,14 @@ def test_the_papers_gpt():
     one = plan_training(load_recipe(ROOT / "recipes/gpt561m_3L.yaml", overrides), 1, H100)
     assert (one.batches.micro_batch, one.batches.accumulation) == (16, 16)  # the global batch is kept
     assert one.flops == plan.flops
-    # The embedding and its moments are bf16. Embedding and head have a count of steps each.
+    # The embedding and its moments are bf16. Embedding and head have a step counter each.
     assert one.memory["weights"] == 4 * matrices + 2 * table + 4 * table
     assert one.memory["optimizer"] == 4 * matrices + 2 * 2 * table + 2 * 4 * table + 2 * 4
     assert one.memory["gradients"] >= one.memory["weights"]  # accumulated, beside the activations
 
 
 @pytest.mark.long
-def test_the_papers_self_supervised_vits():
+def test_plans_of_the_paper_self_supervised_vits():
     recipe = load_recipe(ROOT / "recipes/dino_vits_3L.yaml")
     plan = plan_training(recipe, 4, H100)
     assert plan.heads.per_layer == (3,) * 12

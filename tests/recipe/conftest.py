@@ -1,4 +1,4 @@
-"""A recipe that is right, to be changed by the tests."""
+"""A valid recipe for the tests to modify."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def valid() -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, so that places in messages are short: `x.yaml:3`."""
+    """The current folder, so that locations in messages are short: `x.yaml:3`."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

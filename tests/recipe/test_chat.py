@@ -1,4 +1,4 @@
-"""Chat recipes: what they accept, and where their problems are said to stand."""
+"""Chat recipes: accepted keys, and the reported locations of problems."""
 
 import pytest
 from support import ROOT
@@ -37,19 +37,19 @@ stages:
         ),
     ],
 )
-def test_one_problem(problems, old, new, line):
+def test_each_problem_of_a_chat_recipe(problems, old, new, line):
     assert problems(RECIPE.replace(old, new, 1))[0] == line
 
 
 @pytest.mark.parametrize("name", ["chat561m", "chat_quickstart"])
-def test_it_is_kept_as_it_is(name, tmp_path):
+def test_a_valid_chat_recipe_is_unchanged(name, tmp_path):
     recipe = load_recipe(ROOT / f"recipes/{name}.yaml")
     assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
     (tmp_path / "again.yaml").write_text(recipe_to_yaml(recipe))
     assert load_recipe(tmp_path / "again.yaml") == recipe
 
 
-def test_the_papers_stages():
+def test_the_stages_of_the_paper():
     """nanochat's two stages, number by number."""
     stages = load_recipe(ROOT / "recipes/chat561m.yaml").stages
     midtrain, sft = stages.midtrain, stages.sft

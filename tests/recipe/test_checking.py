@@ -11,7 +11,7 @@ OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        # Unknown keys: the nearest in the section, in another section, or what there is.
+        # Unknown keys: the nearest key in the section or another section, or the list of known keys.
         ("steps:", "stpes:", "x.yaml:13  train.stpes: unknown key; did you mean `steps`?"),
         ("seed: 7", "lr: 7", "x.yaml:2  lr: unknown key here; did you mean `optimizer.lr`?"),
         ("  train: builtin", "  train: builtin\n  Q: 1", "x.yaml:10  data.Q: unknown key; known here: train, revision, "
@@ -23,10 +23,10 @@ OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
         ("data:\n  train: builtin", "data: builtin",
          'x.yaml:8  data: expected keys under it, such as `train:`, got "builtin"'),
         ("0.95]", "1.5]", "x.yaml:16  optimizer.betas[1]: expected less than 1, got 1.5"),
-        # Unions: one line for all their forms.
+        # Unions: one line for all forms.
         ("laplacian_heads: 2", "laplacian_heads: 2.5", "x.yaml:7  model.laplacian_heads: expected a number, a list "
          "with one number a layer, `linear(a, b)` or {layers:, heads:}, got 2.5"),
-        # Missing: the line of the section.
+        # Missing keys: the line of the section.
         ("  batch: 32\n", "", "x.yaml:10  train.batch: is missing; add it"),
         ("data:\n  train: builtin\n", "", "x.yaml:1  data: the section is missing; it needs train"),
         ("language_model", "dance", f'x.yaml:1  objective: expected {OBJECTIVES}, got "dance"'),
@@ -37,7 +37,7 @@ OBJECTIVES = listed([f"`{name}`" for name in recipe.OBJECTIVES])
          "x.yaml:7  model.laplacian_heads: layer 0 has 4 heads, so 0 to 4 can be Laplacian, got 5"),
     ],
 )  # fmt: skip
-def test_one_problem(problems, valid: str, old: str, new: str, line: str) -> None:
+def test_each_kind_of_problem(problems, valid: str, old: str, new: str, line: str) -> None:
     assert valid.count(old) >= 1
     assert problems(valid.replace(old, new, 1)) == [line]
 
@@ -59,7 +59,7 @@ def test_all_problems_at_once_in_reading_order(problems, valid: str) -> None:
     ]
 
 
-def test_messages_stay_on_their_line_and_do_not_steer_the_terminal(problems, valid: str) -> None:
+def test_messages_stay_on_one_line_without_terminal_controls(problems, valid: str) -> None:
     lines = problems(valid + '"a\\e[31m\\nb": 1\n"' + "k" * 500 + '": 2\n', 'seed="\\e[31m\\n' + "v" * 500 + '"')
     assert len(lines) == 3
     assert all(line.isprintable() for line in lines)

@@ -1,4 +1,4 @@
-"""Loading as a whole: numbers, and ten ways to damage a recipe that must all end in a recipe or in our error."""
+"""Loading end to end: numbers, and ten kinds of damage that must give either a recipe or our error."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from support import run_process
 from lapcli.recipe import BaseRecipe, RecipeError, load_recipe, recipe_to_yaml
 
 
-def test_numbers_are_what_their_writers_mean(folder: Path, valid: str) -> None:
+def test_numbers_are_read_as_intended(folder: Path, valid: str) -> None:
     (folder / "x.yaml").write_text(valid.replace("batch: 32", "batch: 1e2").replace("steps: 100", "steps: 10_000"))
     recipe = load_recipe("x.yaml")
     assert recipe.optimizer.lr == 0.0003
@@ -64,7 +64,7 @@ VALUES += ['"\\ud800"', '"\\UFFFFFFFF"', "'", "[", "@", "%", "\t", "- a", "<<", 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A valid recipe, changed one to four times in its lines, then perhaps in its bytes."""
+    """A valid recipe with one to four changed lines, then perhaps changed bytes."""
     lines = list(LINES)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(lines) - 1))
@@ -136,7 +136,7 @@ def test_a_chain_merges_mappings_and_replaces_the_rest(folder: Path, valid: str)
     assert recipe.validation.prompts == []
 
 
-def test_a_problem_names_the_file_it_stands_in(folder: Path, valid: str) -> None:
+def test_a_problem_names_the_file_that_contains_it(folder: Path, valid: str) -> None:
     (folder / "base.yaml").write_text(valid.replace("lr: 3e-4", "lr: fast").replace("  steps: 100\n", ""))
     (folder / "x.yaml").write_text("extends: base.yaml\n\ntrain:\n  batch: 4\n  epochs: no\n")
     assert lines_of("x.yaml") == [
@@ -158,7 +158,7 @@ def test_a_problem_names_the_file_it_stands_in(folder: Path, valid: str) -> None
         ("/etc/passwd", 'expected the name of one .yaml file, got "/etc/passwd"'),
     ],
 )
-def test_extends_that_leads_nowhere(folder: Path, valid: str, said: str, message: str) -> None:
+def test_extends_of_a_missing_file(folder: Path, valid: str, said: str, message: str) -> None:
     (folder / "base.yaml").write_text(valid)
     (folder / "x.yaml").write_text(f"seed: 1\nextends: {said}\n")
     assert lines_of("x.yaml") == ["1 error in x.yaml; nothing was started.", f"x.yaml:2  extends: {message}"]
@@ -201,11 +201,11 @@ def test_overrides_follow_the_rules_of_the_file(folder: Path, valid: str) -> Non
         ),
     ],
 )
-def test_an_override_that_is_wrong(problems, valid: str, override: str, line: str) -> None:
+def test_an_invalid_override(problems, valid: str, override: str, line: str) -> None:
     assert problems(valid, override) == [line]
 
 
-def test_the_later_of_two_spellings_of_the_heads_wins(folder: Path, valid: str) -> None:
+def test_the_later_of_two_head_spellings_wins(folder: Path, valid: str) -> None:
     (folder / "base.yaml").write_text(valid)  # with laplacian_heads: 2
     (folder / "x.yaml").write_text("extends: base.yaml\nmodel: {operators: {centered: 1}}\n")
     assert load_recipe("base.yaml", ["model.operators={mix: 3}"]).model.head_plan().counts() == {"mix": 12}
@@ -213,7 +213,7 @@ def test_the_later_of_two_spellings_of_the_heads_wins(folder: Path, valid: str) 
     assert load_recipe("x.yaml", ["model.laplacian_heads=1"]).model.head_plan().counts() == {"laplacian": 4}
 
 
-def test_keys_without_effect_are_named_with_their_places_and_prevent_nothing(tmp_path, caplog):
+def test_keys_without_effect_are_named_with_their_lines_and_still_load(tmp_path, caplog):
     parent, path = tmp_path / "parent.yaml", tmp_path / "mine.yaml"
     parent.write_text(
         "objective: classification\nmodel: {layers: 1, width: 16, heads: 2, image: 8, patch: 4, classes: 10}\n"

@@ -1,4 +1,4 @@
-"""Files that are not recipes: each is refused with its place, and none is quoted."""
+"""Files that are not recipes: each is refused with its location, and its content is not quoted."""
 
 from pathlib import Path
 
@@ -21,12 +21,12 @@ from lapcli.recipe.reading import read_plain
         ("? [a, b]\n: 1\n", "x.yaml:1  a key must be a word"),
     ],
 )
-def test_what_is_not_a_recipe(problems, text: str | bytes, line: str) -> None:
+def test_files_that_are_not_recipes(problems, text: str | bytes, line: str) -> None:
     assert problems(text) == [line]
 
 
-def test_billion_laughs_are_not_laughed(problems) -> None:
-    """Lines of 10, 91, 820 and 7,381 values still pass; the fifth would be 66,430."""
+def test_billion_laughs_are_refused(problems) -> None:
+    """Lines with 10, 91, 820 and 7,381 values are accepted; the fifth would be 66,430."""
     laughs = ["a0: &a0 [ha, ha, ha, ha, ha, ha, ha, ha, ha]"]
     laughs += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
     message = "holds more than 10000 values (aliases count in full); no recipe does"
@@ -40,7 +40,7 @@ def test_tags_are_refused_where_they_stand(problems, valid: str, tag: str) -> No
     ]
 
 
-def test_a_key_given_twice(problems, valid: str) -> None:
+def test_duplicate_keys(problems, valid: str) -> None:
     text = valid.replace("  steps: 100\n", "  steps: 100\n  batch: 64\n") + "seed: 8\n"
     assert problems(text) == [
         "x.yaml:14  train.batch: is given twice (first at x.yaml:11); keep one",
@@ -49,7 +49,7 @@ def test_a_key_given_twice(problems, valid: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["hunter2", "*hunter2", "!hunter2 a"])
-def test_extends_does_not_show_another_files_text(folder: Path, text: str) -> None:
+def test_extends_does_not_quote_other_files(folder: Path, text: str) -> None:
     (folder / "secret.yaml").write_text(text)
     (folder / "x.yaml").write_text("extends: secret.yaml\n")
     with pytest.raises(RecipeError) as caught:
@@ -71,7 +71,7 @@ def test_extends_does_not_show_another_files_text(folder: Path, text: str) -> No
         ("9" * 5000, "9" * 5000),  # Python would refuse to read it
     ],
 )
-def test_plain_words(text: str, value: object) -> None:
+def test_unquoted_words(text: str, value: object) -> None:
     read = read_plain(text)
     assert read == value
     assert type(read) is type(value)

@@ -1,4 +1,4 @@
-"""A recipe as data: it loads to itself, hashes by meaning, and differs by key."""
+"""A recipe as data: round trips, hashes by meaning, and diffs by key."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ SMALL = {
     "data": {"train": "a.txt"},
     "train": {"batch": 4, "micro_batch": 2, "steps": 10},
 }
-# What YAML can hold: surrogates are not characters, and control characters are escaped by the writer.
+# Text that YAML can hold: no surrogates; the writer escapes control characters.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)
 TRICKY = st.sampled_from(
     ["3e-4", "1e6", ".5", "0o17", "no", "null", "~", "<<", "1_000", "2024-01-01", "- a", "\x85\u2028"]
@@ -54,7 +54,7 @@ def test_round_trip_of_any_value(tmp_path_factory, prompts: list[str], column: s
     assert recipe_hash(again) == recipe_hash(recipe)
 
 
-def test_hash_is_of_the_meaning(tmp_path: Path, valid: str) -> None:
+def test_the_hash_depends_only_on_the_meaning(tmp_path: Path, valid: str) -> None:
     (tmp_path / "a.yaml").write_text(valid)
     written_otherwise = valid.replace("3e-4", "0.0003 # slow").replace("steps: 100", "steps: 1e2\n  precision: auto")
     (tmp_path / "b.yaml").write_text(written_otherwise)
@@ -77,14 +77,14 @@ def test_differing_keys() -> None:
     assert differing_keys(old, old) == []
 
 
-def test_recipe_from_a_wrong_dict_is_an_error_of_ours() -> None:
+def test_an_invalid_dict_raises_our_error() -> None:
     with pytest.raises(RecipeError) as caught:
         recipe_from_dict({**SMALL, "sed": 3, "seed": object()})
     assert {problem.key for problem in caught.value.problems} == {"sed", "seed"}
     assert str(caught.value).startswith("2 errors in the recipe; nothing was started.\n")
 
 
-def test_the_order_of_operators_is_part_of_a_recipe() -> None:
+def test_the_order_of_operators_matters() -> None:
     """The operator that is named first gets the last heads, so another order is another model."""
 
     def recipe(operators):

@@ -1,4 +1,4 @@
-"""The shipped recipes are listed completely, and each starter is a recipe that works as it stands."""
+"""The list of shipped recipes is complete, and each starter recipe works unchanged."""
 
 import pytest
 from PIL import Image
@@ -8,7 +8,7 @@ from lapcli.recipe import find_recipe, load_recipe, recipe_to_dict
 from lapcli.recipe.shipped import STARTERS, list_shipped, write_starter
 
 
-def test_each_shipped_file_is_listed_with_a_line_and_its_kind():
+def test_each_shipped_recipe_is_listed_with_a_summary_and_its_kind():
     shipped = {recipe.name: recipe for recipe in list_shipped()}
     folder = ROOT / "recipes"
     files = {str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml")}
@@ -20,7 +20,7 @@ def test_each_shipped_file_is_listed_with_a_line_and_its_kind():
 
 
 @pytest.mark.parametrize("name", ["vitb_imagenet_6L", "vitb_imagenet_6L.yaml", "recipes/vitb_imagenet_6L.yaml"])
-def test_the_number_of_laplacian_heads_in_a_name(name, tmp_path, monkeypatch):
+def test_a_name_can_give_the_number_of_laplacian_heads(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = find_recipe(name)
     assert path.stem == "vitb_imagenet_6L"  # the run's name
@@ -31,7 +31,7 @@ def test_the_number_of_laplacian_heads_in_a_name(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("job", list(STARTERS))
-def test_a_starter_is_the_shipped_recipe_with_its_own_comment(job, tmp_path):
+def test_a_starter_is_the_shipped_recipe_with_another_comment(job, tmp_path):
     written = write_starter(job, tmp_path / "new" / "folder")
     file, command = written[-1]
     original = load_recipe(ROOT / "recipes" / f"{STARTERS[job].recipe}.yaml")

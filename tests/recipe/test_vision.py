@@ -1,4 +1,4 @@
-"""The paper's image recipes say what its table `tab:training_recipe` says."""
+"""The image recipes agree with the paper's table `tab:training_recipe`."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def value(recipe, key):
 
 
 @pytest.mark.parametrize(("column", "name"), [(0, "cifar10"), (1, "cifar100"), (2, "imagenet")])
-def test_table_4(column, name):
+def test_recipes_match_table_4(column, name):
     recipe = load_recipe(RECIPES / f"vitb_{name}.yaml")
     assert {key: value(recipe, key) for key in TABLE} == {key: row[column] for key, row in TABLE.items()}
     assert recipe.data.mixing.group == recipe.train.batch // 4  # the share of one of the paper's 4 GPUs
@@ -71,7 +71,7 @@ def refused(path, *overrides):
     return [f"{problem.where}  {problem.key}: {problem.message}" for problem in error.value.problems]
 
 
-def test_a_warmup_that_does_not_fit_into_the_epochs_is_refused_with_its_place(tmp_path):
+def test_a_warmup_longer_than_the_epochs_is_refused_with_its_line(tmp_path):
     (tmp_path / "x.yaml").write_text(
         f"extends: {RECIPES}/vit_digits.yaml\ntrain:\n  epochs: 4\nschedule:\n  warmup_epochs: 5\n"
     )
@@ -84,7 +84,7 @@ def test_a_warmup_that_does_not_fit_into_the_epochs_is_refused_with_its_place(tm
     assert load_recipe(path, is_kept=True).train.epochs == 4  # runs stay readable
 
 
-def test_schedules_of_self_supervised_training_must_fit_into_the_steps():
+def test_self_supervised_schedules_must_fit_into_the_steps():
     path = RECIPES / "dino_quickstart.yaml"
     found = refused(path, "train.steps=12")
     assert [line.split("  ")[1].split(":")[0] for line in found] == [

@@ -1,4 +1,4 @@
-"""Run directories that hold the paper's own numbers."""
+"""Run directories with the paper's own numbers."""
 
 import pytest
 from report_support import write_paper

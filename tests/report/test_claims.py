@@ -1,4 +1,4 @@
-"""The paper's claims, judged on run directories that hold the paper's own numbers, all of them, a part, or noise."""
+"""The paper's claims, judged on run directories with the paper's own numbers, a part of them, or noise."""
 
 from collections import Counter
 from copy import copy
@@ -13,7 +13,7 @@ NULL_DRAWS = 200
 
 
 def changed(grids, change):
-    """The grids with other numbers: `change` gets a copy of each wide frame."""
+    """The grids with other numbers: `change` receives a copy of each wide frame."""
     made = []
     for grid in grids:
         other = copy(grid)
@@ -30,12 +30,12 @@ def status(claim, grids):
     return judge(claim, families(grids)).status
 
 
-def test_the_papers_numbers_reproduce_its_claims(paper_grids):
+def test_the_paper_numbers_reproduce_its_claims(paper_grids):
     assert statuses(paper_grids) == {claim.key: "reproduced" for claim in claims()}
 
 
-def test_mirrored_numbers_reproduce_none(paper_grids):
-    """Every number on the other side of the baseline's of the same seed, as far from it."""
+def test_mirrored_numbers_reproduce_no_claim(paper_grids):
+    """Every number mirrored at the baseline of the same seed."""
 
     def mirror(_, wide):
         base = wide.loc["0"].reindex(wide.index.get_level_values("seeds")).to_numpy()
@@ -47,7 +47,7 @@ def test_mirrored_numbers_reproduce_none(paper_grids):
 
 
 def test_one_seed_is_undecided(paper_grids):
-    """A single number has no noise to compare a difference with, however large it is."""
+    """A single number gives no noise estimate to compare a difference with, however large."""
     found = judge_all(changed(paper_grids, lambda grid, wide: wide[wide.index.get_level_values("seeds").str[0] == "1"]))
     assert {verdict.status for verdict in found} == {"undecided"}, [(v.claim.key, v.status) for v in found]
     assert {verdict.words for verdict in found} == {"undecided at 1 seed"}
@@ -58,8 +58,8 @@ def test_equal_rows_reproduce_no_claim(paper_grids):
     assert "reproduced" not in found.values()
 
 
-def test_a_claim_asks_for_the_papers_set(paper_grids):
-    """Without a number of heads, a data set or a drop path that it is about, it is reproduced no more."""
+def test_a_claim_needs_the_data_set_of_the_paper(paper_grids):
+    """A claim is not reproduced without a head count, data set or drop path that it covers."""
     for heads in (0, 12, 10, 6):
         kept = changed(paper_grids, lambda grid, wide, heads=heads: wide[wide.index.get_level_values(0) != str(heads)])
         for claim in claims():
@@ -75,7 +75,7 @@ def test_a_claim_asks_for_the_papers_set(paper_grids):
 
 @pytest.mark.long
 def test_noise_alone_reproduces_a_claim_in_at_most_one_of_twenty_draws(paper_grids):
-    """All rows drawn from the baseline's mean, with the paper's spread; where it has none, a hundredth of the mean."""
+    """All rows drawn around the baseline's mean, with the paper's deviation; or a hundredth of the mean without one."""
     draw = np.random.default_rng(0)
     spread = {
         task: np.sqrt(np.mean([3 * s**2 for _, s in numbers.values()])) / 100 for task, numbers in LANGUAGE.items()

@@ -1,4 +1,4 @@
-"""The page: whole, escaped, without anything from elsewhere; and in a real browser, where there is one."""
+"""The page: complete, escaped, without external resources; and in a real browser if there is one."""
 
 import base64
 import csv
@@ -56,7 +56,7 @@ class Elements(HTMLParser):
         self.found.append((tag, dict(attributes)))
 
 
-def test_nothing_comes_from_elsewhere_and_only_named_scripts_run(written):
+def test_no_external_resources_and_only_listed_scripts(written):
     _, path, _ = written
     text = path.read_text()
     elements = Elements(text).found
@@ -81,7 +81,7 @@ def test_headings_are_short_and_comparisons_come_first(written):
     assert "2 drop paths" in headings[0]  # the only experiment that compares rows, and not the newest
 
 
-def test_each_table_says_the_command_that_gives_it_again(written, capsys):
+def test_each_table_names_the_command_that_reproduces_it(written, capsys):
     _, path, _ = written
     commands = [
         html.unescape(each) for each in re.findall(r'<code class="command">(lap report .*?)</code>', path.read_text())
@@ -108,7 +108,7 @@ def test_each_figure_is_a_file_in_three_forms_with_its_data(written):
     assert (folder / f"{scores}.csv").read_bytes() in [base64.b64decode(each.split(",")[1]) for each in downloads]
 
 
-#: Elements that stand beyond the edge, outside of what scrolls by itself.
+#: Elements beyond the page edge, outside of scrollable containers.
 BEYOND = """[...document.querySelectorAll('h1, h2, p, td, figure, .command')].filter(e =>
   !e.closest('.wide') && e.offsetParent && e.getBoundingClientRect().right >
     document.documentElement.clientWidth + 1).map(e => e.textContent.slice(0, 40))"""
@@ -125,7 +125,7 @@ CONTRAST = """(() => {
 
 
 @pytest.mark.long
-def test_in_a_browser(written):
+def test_the_page_in_a_browser(written):
     _, path, _ = written
     with browser() as tab:
         for width in (1280, 390):

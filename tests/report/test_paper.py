@@ -16,8 +16,8 @@ def made(which, runs):
     return paper_tables(which, grids_of(collect([], runs)))
 
 
-def test_the_numbers_are_the_papers(test_data):
-    """Against the paper's source, where it lies beside the real data."""
+def test_the_numbers_match_the_paper(test_data):
+    """Against the paper's source, if it is beside the real data."""
     source = test_data.parent / "paper.tex"
     if not source.is_file():
         pytest.skip("the paper's source is not here")
@@ -65,7 +65,7 @@ def test_table1_takes_the_drop_path_with_the_best_baseline(paper_grids):
             assert cell.summary.mean * 100 == pytest.approx(mean)
             assert cell.summary.std * 100 == pytest.approx(std)
             assert cell.paper == (mean, std)
-    # The paper's own marks, read from its table.
+    # The paper's own highlighting, read from its table.
     marks = [[row.cells[place].mark for row in table.rows] for place in range(3)]
     assert marks[0] == [None, None, None, None, "best", "second"]
     assert marks[1] == [None, None, None, None, "second", "best"]
@@ -93,8 +93,8 @@ def test_table3_has_no_best_where_two_are_equal(paper_grids):
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_a_run_of_a_search_is_no_result(tmp_path, is_marked):
-    """Though it is nearer to the paper's recipe than the grid; without a mark, what it was measured on tells."""
+def test_a_search_run_is_not_a_result(tmp_path, is_marked):
+    """Although it is closer to the paper's recipe than the grid; without a mark, its evaluation data identify it."""
     path = write_run(tmp_path, "search", "vitb_imagenet", change=["data.validation=0.01"], scores={"top1": 0.805})
     if is_marked:
         (path / "sweep.json").write_text('{"search": true}')
@@ -128,7 +128,7 @@ def test_data_sets_and_recipes_are_recognised(paper_grids, tmp_path):
 
 
 def test_a_stage_counts_with_all_stages_before_it(tmp_path):
-    """Fine-tuned from weights that were pretrained otherwise, it is not the paper's."""
+    """Fine-tuned from differently pretrained weights, it is not the paper's model."""
     path = write_chat_run(tmp_path, "gpt", heads=0, seed=1, scores=None)
     assert paper_differences(read_run(path)) == []
     assert whole_recipe(read_run(path)).seeds == ("1", "42", "42")

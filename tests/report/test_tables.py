@@ -38,7 +38,7 @@ def cells(table, column="top1"):
     return {row["row"]: row["cells"][column] for row in table["rows"]}
 
 
-def test_means_deviations_and_pairs_are_numpys_and_scipys(capsys, runs):
+def test_means_deviations_and_pairs_match_numpy_and_scipy(capsys, runs):
     (table,) = tables(capsys, runs)
     for heads, cell in cells(table).items():
         values = 100 * np.array(TOP1[int(heads)])
@@ -79,7 +79,7 @@ def test_an_unfinished_run_is_a_gap_with_a_note(capsys, runs, status):
 
 
 @pytest.mark.parametrize("key", ["optimizer.lr=0.5", "model.drop_path=0.2"])
-def test_recipes_that_differ_are_not_averaged(capsys, runs, key):
+def test_different_recipes_are_not_averaged(capsys, runs, key):
     write_run(runs, "other", heads=2, seed=3, change=[key], scores={"top1": 0.1})
     found = tables(capsys, runs)
     assert len({table["title"] for table in found}) == len(found) == 2
@@ -87,7 +87,7 @@ def test_recipes_that_differ_are_not_averaged(capsys, runs, key):
     assert key.split("=")[0] in report(capsys, runs)[2]
 
 
-def test_keys_that_a_resume_may_change_and_unread_data_do_not_split_a_table(capsys, runs):
+def test_resumable_keys_and_unread_data_do_not_split_a_table(capsys, runs):
     change = ["train.micro_batch=8", "train.threads=2", "checkpoint.every=7"]
     write_run(runs, "other", heads=2, seed=3, change=change, scores={"top1": 0.86})
     path = write_run(runs, "stopped", heads=2, seed=4, status="interrupted")
@@ -98,7 +98,7 @@ def test_keys_that_a_resume_may_change_and_unread_data_do_not_split_a_table(caps
     assert cells(table)["2"]["n"] == 4
 
 
-def test_one_plan_written_in_two_ways_is_one_row_and_operators_are_rows(capsys, runs):
+def test_two_notations_of_one_plan_are_one_row_and_operators_are_rows(capsys, runs):
     write_run(runs, "list", heads=[2, 2, 2, 2], seed=3, scores={"top1": 0.86})
     write_run(runs, "mix", heads=0, change=['model.operators={"mix": 2}'], scores={"top1": 0.5})
     (table,) = tables(capsys, runs)
@@ -107,8 +107,8 @@ def test_one_plan_written_in_two_ways_is_one_row_and_operators_are_rows(capsys, 
     assert "mix" in list(cells(table))[3]
 
 
-def test_a_seed_that_is_there_twice_counts_once(capsys, runs):
-    """The newer one, in every time zone: 9:00 in Tokyo is before 5:00 in Cairo."""
+def test_a_duplicate_seed_counts_once(capsys, runs):
+    """The newer run, in every time zone: 9:00 in Tokyo is before 5:00 in Cairo."""
     for name, moment, value in (("a", "2027-01-01T09:00:00+0900", 0.1), ("b", "2027-01-01T05:00:00+0200", 0.9)):
         path = write_run(runs, name, heads=2, seed=1, scores={"top1": value})
         info = json.loads((path / "run.json").read_text())
@@ -117,7 +117,7 @@ def test_a_seed_that_is_there_twice_counts_once(capsys, runs):
     assert cells(table)["2"]["mean"] == pytest.approx(100 * (0.85 + 0.9 + 0.87) / 3)
 
 
-def test_measurements_of_other_conditions_are_other_columns(capsys, runs):
+def test_measurements_under_other_conditions_are_separate_columns(capsys, runs):
     path = runs / "digits_2L_0"
     known = {"unit": "fraction", "direction": "higher"}
     write_row(path, "top1", "top1", 0.1, limit=100, **known)
@@ -135,7 +135,7 @@ def test_measurements_of_other_conditions_are_other_columns(capsys, runs):
     assert cells(table, "spectrum.k_0.99 [limit 4]")["2"]["mean"] == 10.0
 
 
-def test_unit_and_direction_are_those_of_the_numbers(capsys, tmp_path):
+def test_unit_and_direction_come_from_the_results(capsys, tmp_path):
     """Perplexity is no percentage, and its best is the lowest; a number without a direction has no best."""
     for heads, value in ((0, 40.0), (2, 30.0)):
         path = write_run(tmp_path, str(heads), "quickstart", heads=heads, validation={"loss": 1.0 + heads})
@@ -160,7 +160,7 @@ def test_unit_and_direction_are_those_of_the_numbers(capsys, tmp_path):
         (["--paper", "table1", "--columns", "top1"], "--columns"),
     ],
 )
-def test_wrong_usage(capsys, runs, arguments, named):
+def test_usage_errors(capsys, runs, arguments, named):
     code, out, err = report(capsys, runs, *arguments)
     assert (code, out) == (2, "")
     assert named in err
@@ -168,7 +168,7 @@ def test_wrong_usage(capsys, runs, arguments, named):
 
 
 def test_a_report_needs_no_torch(runs):
-    """Importing it would cost seconds, and a laptop that only reads results may not have it."""
+    """The import takes seconds, and a laptop that only reads results may not have torch."""
     code = "import sys, atexit\natexit.register(lambda: print('torch' in sys.modules))\n"
     code += "from lapcli.cli import main\nmain()"
     arguments = ["report", "--runs-dir", str(runs), "--format", "html"]

@@ -1,4 +1,4 @@
-"""Counts of small pieces whose numbers are known by hand."""
+"""Counts of small operations, checked by hand."""
 
 from typing import Any
 
@@ -44,16 +44,16 @@ def waits_of(operation: Any, device: torch.device) -> int:
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_waits_are_counted_on_both_devices(name: str) -> None:
+def test_syncs_are_counted_on_both_devices(name: str) -> None:
     assert waits_of(WAITS[name], CPU) >= 1
     assert waits_of(WAITS[name], META) >= 1
 
 
 @pytest.mark.parametrize("name", MOVES)
-def test_copies_between_host_and_device_wait(name: str) -> None:
+def test_copies_between_host_and_device_are_syncs(name: str) -> None:
     assert waits_of(MOVES[name], META) == 1
 
 
 @pytest.mark.parametrize("name", FREE)
-def test_the_rest_does_not_wait(name: str) -> None:
+def test_other_operations_do_not_sync(name: str) -> None:
     assert waits_of(FREE[name], CPU) == waits_of(FREE[name], META) == 0

@@ -1,4 +1,4 @@
-"""Precision by device, and GPUs by the names that their drivers give; a GPU is what torch says of it."""
+"""Precision by device, and GPUs by their driver names; a GPU is imitated by torch's description of it."""
 
 import os
 import sys
@@ -43,10 +43,10 @@ def test_names_match_by_complete_words(name: str, tflops: float | None) -> None:
 
 
 @pytest.mark.parametrize(("name", "major", "native"), [("Tesla T4", 7, False), ("NVIDIA A100-SXM4-80GB", 8, True)])
-def test_auto_is_bf16_where_the_hardware_has_it(
+def test_auto_is_bf16_on_hardware_that_supports_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path, name: str, major: int, native: bool
 ) -> None:
-    """In a run and in its plan alike."""
+    """Both in a run and in its plan."""
     with monkeypatch.context() as gpu:
         use_gpu(gpu, name, major)
         cuda, device = torch.device("cuda"), this_device("cuda")
@@ -57,8 +57,8 @@ def test_auto_is_bf16_where_the_hardware_has_it(
     assert plan_training(recipe, device=device).precision == ("bf16" if native else "float32")
 
 
-def test_tf32_is_off_whatever_the_surroundings_say() -> None:
-    """NVIDIA's containers set the variable; torch itself has TF32 on in convolutions."""
+def test_tf32_is_off_in_any_environment() -> None:
+    """NVIDIA's containers set the variable; torch itself enables TF32 in convolutions."""
     script = """
 import torch
 import torch.nn.functional as F
@@ -72,8 +72,8 @@ print(*before, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow
     assert out.stdout.split() == ["True", "True", "False", "False"], out.stderr
 
 
-def test_cudnn_is_preferred_from_hopper_on(monkeypatch) -> None:
-    """A CPU has no cuDNN: the next in line takes over, and the result is the same."""
+def test_cudnn_is_preferred_since_hopper(monkeypatch) -> None:
+    """A CPU has no cuDNN: the next backend is used, with the same result."""
     q, k, v = (torch.randn(1, 2, 16, 8) for _ in range(3))
     plain = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     usual = torch._C._get_sdp_priority_order()

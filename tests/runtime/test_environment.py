@@ -1,4 +1,4 @@
-"""What a machine gives a run, and one sentence where it gives too little."""
+"""The resources of a machine, and one sentence if they are insufficient."""
 
 import os
 
@@ -9,7 +9,7 @@ from lapcli.runtime.errors import UsageError
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max 100000", None), ("250000 100000", 2), ("50000 100000", 1)])
-def test_a_containers_quota(tmp_path, quota, cores):
+def test_the_cpu_quota_of_a_container(tmp_path, quota, cores):
     (tmp_path / "cpu.max").write_text(quota + "\n")  # of docker run --cpus 2.5, say
     assert container_cores(tmp_path / "cpu.max") == cores
     assert container_cores(tmp_path / "nowhere") is None

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and locks where the file system has none."""
+"""Atomic writes, and locks on file systems without them."""
 
 import errno
 import fcntl
@@ -23,7 +23,7 @@ def test_writing_a_file_is_all_or_nothing(tmp_path):
 
 @pytest.fixture(params=[errno.ENOLCK], ids=["NFS"])
 def no_locks(request, monkeypatch):
-    """`flock` as on a file system that does not have it."""
+    """`flock` as on a file system without locks."""
 
     def flock(file, operation):
         raise OSError(request.param, os.strerror(request.param))
@@ -31,7 +31,7 @@ def no_locks(request, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-def test_without_locks_a_run_trains_and_one_line_says_so(no_locks, tmp_path, capsys, caplog, monkeypatch):
+def test_without_locks_a_run_trains_with_one_warning(no_locks, tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setenv("LAP_CACHE", str(tmp_path / "cache"))
     recipe, runs = write_recipe(tmp_path, train={"steps": 2}), tmp_path / "runs"
     for _ in range(2):  # the second finds its run finished and its text prepared

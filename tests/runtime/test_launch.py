@@ -38,7 +38,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def write_recipe(text, tmp_path):
-    """A tiny recipe of so many steps, saved every ten."""
+    """A tiny recipe with `steps` steps, saved every ten."""
 
     def write(steps):
         path = tmp_path / "tiny.yaml"
@@ -62,19 +62,19 @@ def last_step(run):
 
 
 def wait_for_steps(command: Command, run, count: int) -> None:
-    """Until the run is so many steps beyond what it had, of which a resume repeats up to ten."""
+    """Wait until the run is this many steps further; a resume repeats up to ten of them."""
     target = last_step(run) + count
     command.wait_for(lambda: last_step(run) >= target)
 
 
 def ranks_of(launcher: Command) -> list[int]:
-    """The processes that it started, the oldest first."""
+    """Its child processes, oldest first."""
     rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     return sorted(int(row.split()[0]) for row in rows.splitlines() if int(row.split()[1]) == launcher.child.pid)
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    """A zombie has ended too: it waits for whoever inherited it."""
+    """A zombie has ended too: only its new parent has not reaped it."""
 
     def states() -> list[str]:
         shown = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(map(str, pids))], capture_output=True, text=True)
@@ -92,10 +92,10 @@ def losses(run):
 
 
 @pytest.mark.long
-def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path):
-    """Their launchers count restarts by themselves, and meet again all the same; the run is finished.
+def test_two_machines_continue_after_losing_a_rank(write_recipe, tmp_path):
+    """The launchers count restarts separately, but still join again; the run is finished.
 
-    An old run of that name is moved aside once, not again by the start after the loss.
+    An old run of that name is moved aside once, not again by the restart.
     """
     recipe = write_recipe(60)
     unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
@@ -118,7 +118,7 @@ def test_two_machines_go_on_after_one_of_them_lost_a_rank(write_recipe, tmp_path
 
 @pytest.mark.long
 def test_a_machine_is_lost_comes_back_and_is_stopped(write_recipe, tmp_path):
-    """One or two machines: the run goes on with what is there, with the same global batches; the old run stays."""
+    """One or two machines: the run continues on the rest with the same global batches; the old run stays."""
     recipe, run = write_recipe(100_000), tmp_path / "tiny"
     unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
     place = ["--nnodes", "1:2", "--rdzv", f"127.0.0.1:{free_port()}", "--max-restarts", "5", "--nproc", "1"]
@@ -128,7 +128,7 @@ def test_a_machine_is_lost_comes_back_and_is_stopped(write_recipe, tmp_path):
         return start_lap("train", str(recipe), *given)
 
     def wait_for_machines(count):
-        """Until the run has taken steps with so many machines."""
+        """Wait until the run has made steps with this many machines."""
         head.wait_for(lambda: info_of(run).get("world_size") == count and info_of(run)["status"] == "running")
         before = max(losses(run), default=0)
         head.wait_for(lambda: max(losses(run), default=0) > before + 3)
@@ -157,7 +157,7 @@ def test_a_machine_is_lost_comes_back_and_is_stopped(write_recipe, tmp_path):
             assert found[step] == pytest.approx(loss, rel=1e-4)
 
 
-def test_a_batch_that_some_number_of_machines_cannot_share_is_refused(write_recipe, tmp_path, capsys):
+def test_a_batch_that_does_not_divide_by_every_machine_count_is_refused(write_recipe, tmp_path, capsys):
     place = ["--nnodes", "2:3", "--rdzv", "127.0.0.1:1", "--max-restarts", "1", "--nproc", "1"]
     code, _, said = run_main(capsys, "train", str(write_recipe(10)), "--runs-dir", str(tmp_path), *place)
     assert (code, said.splitlines()[-1].startswith("lap: ")) == (2, True)
@@ -166,8 +166,8 @@ def test_a_batch_that_some_number_of_machines_cannot_share_is_refused(write_reci
 
 
 @pytest.mark.long
-def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tmp_path):
-    """However it ends, no rank is left, the next command resumes, and the losses are those of one process."""
+def test_launchers_and_ranks_that_die_fail_or_get_a_signal(write_recipe, tmp_path):
+    """After any kind of end no rank is left, the next command resumes, and the losses are those of one process."""
     recipe, run = write_recipe(300), tmp_path / "two" / "tiny"
 
     def start(*options):
@@ -220,7 +220,7 @@ def test_launchers_and_ranks_that_die_stop_or_are_asked_to_stop(write_recipe, tm
         assert two[step] == pytest.approx(one[step], rel=1e-4), step
 
 
-#: What a rank does first: destroying the group waits until all ranks do it, as with NCCL, and rank 1 fails alone.
+#: Code that each rank runs first: as in NCCL, destroying the group waits for all ranks, and rank 1 fails alone.
 BROKEN_RANK = """
 import os, pathlib, time
 if "RANK" in os.environ:
@@ -246,8 +246,8 @@ if "RANK" in os.environ:
 
 
 @pytest.mark.parametrize("command", ["train", pytest.param("eval", marks=pytest.mark.long)])
-def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp_path):
-    """It leaves without the others, who wait for it elsewhere."""
+def test_a_single_failing_rank_reports_it_and_ends_all(command, write_recipe, tmp_path):
+    """It exits alone, while the others wait for it elsewhere."""
     arguments = ["train", str(write_recipe(100_000))]
     if command == "eval":
         train_here(load_recipe(write_recipe(2)), tmp_path / "runs", "tiny")
@@ -262,8 +262,8 @@ def test_a_rank_that_fails_alone_says_so_and_ends_all(command, write_recipe, tmp
 
 
 @pytest.mark.long
-def test_a_rank_that_does_not_answer_ends_the_step(write_recipe, tmp_path):
-    """After the time that the ranks wait for each other, which the message names."""
+def test_an_unresponsive_rank_ends_the_step(write_recipe, tmp_path):
+    """After the ranks' timeout, which the message names."""
     recipe = str(write_recipe(100_000))
     options = ["--step-timeout", "0.1", "--runs-dir", str(tmp_path)]
     started = [start_lap("train", recipe, *options, environment=rank) for rank in ranks(2)]
@@ -295,7 +295,7 @@ def test_restarts_do_not_undo_a_stop(asked, write_recipe, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "is_host"), [(0, "1"), (1, "0")])
-def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
+def test_machines_join_through_c10d_and_know_the_host(number, is_host):
     from torch.distributed.run import config_from_args, parse_args
 
     options = _torchrun_options(
@@ -307,7 +307,7 @@ def test_machines_meet_through_c10d_and_know_the_host(number, is_host):
     assert config.rdzv_configs["is_host"] == is_host
 
 
-def test_a_host_that_is_not_there_is_one_sentence(monkeypatch):
+def test_a_missing_host_is_one_sentence(monkeypatch):
     monkeypatch.setattr("lapcli.runtime.launch.SECONDS_TO_MEET", 1)
     with patch.dict(os.environ), pytest.raises(LapError, match=r"127\.0\.0\.1:1 "):
         launch(Processes("1", nnodes="2", node_rank=1, rdzv="127.0.0.1:1"), ["train"], "cpu")
@@ -336,12 +336,12 @@ def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, c
         (Processes("1", nnodes="2:4", rdzv="a:1"), "--max-restarts"),
     ],
 )
-def test_wrong_numbers_are_refused(processes, named):
+def test_invalid_counts_are_refused(processes, named):
     with pytest.raises(UsageError, match=named):
         needs_launch(processes)
 
 
-def test_a_rank_that_lost_another_leaves_the_last_word_to_it(capsys, monkeypatch):
+def test_the_failed_rank_reports_the_error_not_the_ones_that_lost_it(capsys, monkeypatch):
     def failed(*codes):
         """Ranks in the order in which they ended."""
         failures = {rank: ProcessFailure(rank, 100 + rank, code, "none") for rank, code in enumerate(codes)}

@@ -22,7 +22,7 @@ registry = Registry("analysis", {"own": "__main__:OWN"})
 
 
 def install(folder: Path, package: str, module: str, version: str = "1.2") -> None:
-    """A package as pip would leave it: a module, and metadata with one entry point."""
+    """A package as installed by pip: a module, and metadata with one entry point."""
     name = package.replace("-", "_")
     (folder / f"{name}.py").write_text(module)
     metadata = folder / f"{name}-{version}.dist-info"
@@ -68,7 +68,7 @@ def test_a_broken_plugin_is_named_and_skipped(tmp_path):
     assert "nowhere_to_be_found" in result.stderr
 
 
-def test_a_name_that_is_taken_is_an_error_that_names_both_owners(tmp_path):
+def test_a_name_clash_is_an_error_that_names_both_packages(tmp_path):
     install(tmp_path, "greedy", APPLE.replace('"apple"', '"own"'))
     result = ask(tmp_path, "try:\n    list(registry)\nexcept UsageError as error:\n    print(error)")
     assert "greedy" in result.stdout

@@ -1,4 +1,4 @@
-"""Lines of a training's progress."""
+"""Progress lines of a training run."""
 
 import io
 
@@ -10,7 +10,7 @@ from lapcli.runtime.progress import LogConsole, StepProgress
 
 @pytest.mark.parametrize("first", [0, 40])
 @pytest.mark.parametrize("on_terminal", [False, True])
-def test_the_time_left_is_told_after_five_steps(monkeypatch, first, on_terminal):
+def test_the_time_left_is_printed_after_five_steps(monkeypatch, first, on_terminal):
     """The first step, which compiles for 100 s, does not count; the others take 2 s each."""
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)

@@ -1,4 +1,4 @@
-"""Signals when there is nothing to save, signals to those who read for a run, and a reader of its log who goes away."""
+"""Signals when there is nothing to save, signals to data workers, and a closed log pipe."""
 
 import os
 import signal
@@ -13,14 +13,14 @@ from lapcli.runtime.signals import stop_at_once, stop_on_signal
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_with_nothing_to_save_ends_the_command_in_order(number):
+def test_a_signal_with_nothing_to_save_exits_cleanly(number):
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=f"stopped by {number.name}; what was saved is kept"), stop_at_once():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
 
 
-def test_a_child_that_inherits_the_handler_says_nothing():
+def test_a_child_with_the_inherited_handler_prints_nothing():
     said = []
     with stop_on_signal(said.append) as stop:
         child = os.fork()
@@ -32,7 +32,7 @@ def test_a_child_that_inherits_the_handler_says_nothing():
         assert (bool(stop), said) == (True, ["SIGINT"])
 
 
-def test_a_second_ctrl_c_stops_at_once_and_nothing_else_does():
+def test_only_a_second_ctrl_c_stops_at_once():
     for first in ("SIGTERM", "SIGINT", "SIGUSR1"):
         with stop_on_signal(lambda name: None) as stop:
             os.kill(os.getpid(), signal.Signals[first])
@@ -45,7 +45,7 @@ def test_a_second_ctrl_c_stops_at_once_and_nothing_else_does():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_process_ends_with_its_parent(is_late):
+def test_a_process_exits_with_its_parent(is_late):
     """Stopped or not, and also if the parent died before the process asked for it."""
     inner = (
         "import os, signal, time; from lapcli.runtime.signals import end_with_parent\n"
@@ -62,7 +62,7 @@ def test_a_process_ends_with_its_parent(is_late):
     parent.wait(timeout=HANG)
 
 
-def test_a_reader_who_goes_away_does_not_end_the_run(tmp_path):
+def test_a_closed_log_pipe_does_not_stop_the_run(tmp_path):
     code = (
         "from lapcli.runtime.progress import LogConsole\nconsole = LogConsole()\n"
         "for _ in range(3000): console.print('x' * 100)\nopen('done', 'w')"

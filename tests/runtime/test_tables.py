@@ -8,7 +8,7 @@ import pytest
 from lapcli.runtime.tables import fitted, to_csv, wrapped_message
 
 
-def test_csv_reads_back_as_it_was_and_nothing_is_an_empty_field():
+def test_csv_round_trips_and_none_is_an_empty_field():
     rows = list(csv.reader(io.StringIO(to_csv(["a", "b"], [["a|b, %", None], ['"quoted"\n', 0]]))))
     assert rows == [["a", "b"], ["a|b, %", ""], ['"quoted"\n', "0"]]
 
@@ -21,7 +21,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 10_000])
-def test_text_fits_the_terminal_with_every_word_whole(width):
+def test_text_fits_the_terminal_without_splitting_words(width):
     lines = fitted(ROWS, width=width)
     assert max(map(len, lines)) <= width
     words = " ".join(lines).split()
@@ -34,7 +34,7 @@ def test_text_fits_the_terminal_with_every_word_whole(width):
         assert any(line.strip().startswith("kind classification") for line in lines)
 
 
-def test_a_message_keeps_its_lines_and_their_beginnings(monkeypatch):
+def test_a_message_keeps_its_lines_and_their_prefixes(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     message = "lap: Found 2 errors:\n  recipe.yaml:3: model.haeds is not a key; did you mean model.heads?"
     lines = wrapped_message(message).splitlines()

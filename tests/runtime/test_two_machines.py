@@ -1,5 +1,5 @@
-"""Two machines, as two network namespaces joined by a cable, with two processes in each: the cable is pulled, a machine
-dies and comes back, one is asked to stop. No other address is reached."""
+"""Two machines, as two network namespaces joined by a cable, with two processes each: the cable is pulled, a machine
+dies and returns, and one gets a signal. No other address is reachable."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def machines():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def test_a_cable_a_machine_and_a_signal(machines, tmp_path, shared_cache):
+def test_a_lost_cable_a_dead_machine_and_a_signal(machines, tmp_path, shared_cache):
     recipe, run = tmp_path / "tiny.yaml", tmp_path / "runs" / "tiny"
     sections = {**TINY, "data": {**TINY["data"], "train": str(write_text(tmp_path / "text.txt"))}}
     sections["train"] = {**TINY["train"], "steps": 100_000, "micro_batch": 1}

@@ -1,4 +1,4 @@
-"""The modes that this machine can try, and a line at the end about those that it could not."""
+"""The sandbox modes available on this machine, and a final line about the others."""
 
 import pytest
 from support import skip_if_quick
@@ -12,7 +12,7 @@ _used: set[Mode] = set()
 
 @pytest.fixture(params=SAFE, ids=[mode.name.lower() for mode in SAFE])
 def mode(request) -> Mode:
-    """Each sandbox in turn; skips where this machine does not have it."""
+    """Each sandbox in turn; skips if this machine does not have it."""
     skip_if_quick("it starts a process")
     problem = probe(request.param)
     if problem is not None:
@@ -23,7 +23,7 @@ def mode(request) -> Mode:
 
 @pytest.fixture
 def any_mode() -> Mode:
-    """The first sandbox that works, where it does not matter which."""
+    """The first working sandbox, for tests that work with any."""
     skip_if_quick("it starts a process")
     for candidate in reversed(SAFE):
         if probe(candidate) is None:

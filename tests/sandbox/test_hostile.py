@@ -1,4 +1,4 @@
-"""Hostile programs neither escape nor forge a pass nor stop the evaluation, whichever sandbox holds them."""
+"""Hostile programs neither escape nor forge a pass nor stop the evaluation, in any sandbox."""
 
 import ctypes
 import os
@@ -28,7 +28,7 @@ def canaries(tmp_path, monkeypatch):
 
 @pytest.fixture
 def heir():
-    """Whatever outlives its parent becomes our child, alive or not, as it would become init's."""
+    """Orphaned processes become our children, alive or not, instead of init's."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     yield
@@ -44,7 +44,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=IDS)
-def test_nothing_happens(attack, mode, canaries, heir):
+def test_hostile_programs_do_no_harm(attack, mode, canaries, heir):
     before = children()
     verdict = run_candidate(canaries.candidate(attack), mode, attack.limits)
     run_out(attack)
@@ -58,13 +58,13 @@ def test_nothing_happens(attack, mode, canaries, heir):
 
 @pytest.mark.parametrize("attack", [a for a in ATTACKS if a.control], ids=[a.name for a in ATTACKS if a.control])
 def test_the_attack_is_real(attack, canaries):
-    """Without a sandbox it has its way, so that what holds it above is the sandbox."""
+    """Without a sandbox the attack succeeds, so only the sandbox stops it above."""
     verdict = run_candidate(canaries.candidate(attack), Mode.UNSAFE, attack.limits)
     run_out(attack)
     assert verdict.passed or canaries.harm()
 
 
-def test_the_evaluation_goes_on(mode, canaries):
+def test_the_evaluation_continues(mode, canaries):
     """Honest programs between hostile ones get their verdicts, in order."""
     some = [attack for attack in ATTACKS if attack.reason not in {"timeout", "memory"}][::6]
     mixed = [program for attack in some for program in (canaries.candidate(attack), HONEST)]

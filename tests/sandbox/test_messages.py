@@ -1,4 +1,4 @@
-"""Values cross as what they are, subclasses as what they are made of, and lies not at all."""
+"""Plain values cross unchanged, subclasses as their base types, and forged values not at all."""
 
 import collections
 import datetime
@@ -56,11 +56,11 @@ def same(one, other) -> bool:
 
 @settings(max_examples=50)
 @given(VALUES)
-def test_plain_values_arrive_as_they_left(value):
+def test_plain_values_round_trip(value):
     assert same(crossed(value), value)
 
 
-def test_values_that_json_has_trouble_with():
+def test_values_that_json_cannot_express():
     assert math.isnan(crossed(math.nan))
     assert crossed([math.inf, -math.inf]) == [math.inf, -math.inf]
     assert str(crossed(-0.0)) == "-0.0"
@@ -71,8 +71,8 @@ def test_values_that_json_has_trouble_with():
     assert list(crossed(n * n for n in range(4))) == [0, 1, 4, 9]
 
 
-def test_subclasses_arrive_as_what_they_are_made_of():
-    """With no method of their own: what they say they equal, or print as, stays behind."""
+def test_subclasses_arrive_as_their_base_types():
+    """Their methods do not cross: overridden equality and printing have no effect."""
 
     def liar(kind, **more):
         names = {"__eq__": lambda self, other: True, "__hash__": lambda self: 0, "__str__": lambda self: "7", **more}
@@ -102,7 +102,7 @@ def test_subclasses_arrive_as_what_they_are_made_of():
     assert crossed(liar(pair)(1, 2)) != (1, 3)
 
 
-def test_other_objects_equal_nothing_and_are_as_true_as_they_were():
+def test_other_objects_equal_nothing_and_keep_their_truth_value():
     class Anything:
         def __init__(self, truth):
             self.truth = truth
@@ -143,6 +143,6 @@ def test_other_objects_equal_nothing_and_are_as_true_as_they_were():
         ["namedtuple", ["point", ["x=print(1)"], [1]]],
     ],
 )
-def test_what_is_no_value_is_refused(packed):
+def test_malformed_values_are_refused(packed):
     with pytest.raises(NotAValue):
         unpack(packed)

@@ -1,4 +1,4 @@
-"""The filter decides as it should for both machines, by the kernel's own headers and a small interpreter of filters."""
+"""The filter's decisions for both architectures, checked with the kernel's headers and a small filter interpreter."""
 
 import re
 from pathlib import Path
@@ -39,7 +39,7 @@ def header(machine: str) -> dict[str, int]:
 
 
 def decide(program, arch: int, number: int, arguments=(0,) * 6) -> int:
-    """Runs a filter on one call, as the kernel's documentation of classic BPF describes it."""
+    """Run a filter on one call, following the kernel's documentation of classic BPF."""
     words = {0: number, 4: arch, **{16 + 8 * n: value & 0xFFFFFFFF for n, value in enumerate(arguments)}}
     at = accumulator = 0
     while True:
@@ -57,7 +57,7 @@ def decide(program, arch: int, number: int, arguments=(0,) * 6) -> int:
 
 
 @pytest.mark.parametrize("machine", AUDIT_ARCH)
-def test_the_numbers_are_the_kernel_s(machine):
+def test_syscall_numbers_match_the_kernel(machine):
     kernel = header(machine)
     ours = numbers(machine)
     assert len(ours) > 60
@@ -65,7 +65,7 @@ def test_the_numbers_are_the_kernel_s(machine):
 
 
 @pytest.mark.parametrize("machine", AUDIT_ARCH)
-def test_only_what_is_in_the_table_is_allowed(machine):
+def test_only_listed_syscalls_are_allowed(machine):
     kernel, program = header(machine), instructions(machine)
     allowed = {number for name, number in numbers(machine).items() if name not in SETUP}
     for number in [*range(1024), *(0x40000000 | n for n in range(1024))]:  # the latter are x32's

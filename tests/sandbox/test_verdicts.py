@@ -1,4 +1,4 @@
-"""Right programs pass, wrong ones do not, and the reason says why; on problems written here."""
+"""Correct programs pass, wrong programs fail, and the reason says why; on problems written here."""
 
 import contextlib
 import os
@@ -38,12 +38,12 @@ def unshifted(body: str, test: str = TEST) -> Candidate:
 
 
 def returning(expression: str, test: str) -> Candidate:
-    """A program whose function `f` gives an expression of `x`."""
+    """A program whose function `f` returns an expression of `x`."""
     return Candidate("", f"def f(x=None):\n    return {expression}\n", f"def check(candidate):\n    {test}\n", "f")
 
 
 def test_reasons(mode):
-    """One line a kind of program, all at once."""
+    """One line per kind of program, all at once."""
     programs = [
         ("passed", unshifted("return [x - 1 for x in xs]")),
         ("wrong answer", unshifted("return xs")),
@@ -62,7 +62,7 @@ def test_reasons(mode):
         ("passed", unshifted("print('x' * 10**6); return [x - 1 for x in xs]")),
         ("passed", returning("sorted(x)", "assert candidate({3, 1}) == [1, 3]")),
     ]
-    # Short limits for those that reach them alone: the others have their time on however busy a machine.
+    # Short limits only for programs that reach them: the others get enough time on a busy machine.
     endless = [program for reason, program in programs if reason == "timeout"]
     ending = [program for reason, program in programs if reason != "timeout"]
     found = {False: run_all(ending, mode, workers=2), True: run_all(endless, mode, workers=2, limits=SHORT)}
@@ -83,7 +83,7 @@ class Empty:
     def __len__(self): return 0
 class Late(ValueError): pass
 """
-# An expression of a program, what tests may find out about its value, and what they may not.
+# An expression of a program, a check of its value that holds, and one that fails.
 OF_THE_LIBRARY = [
     ("Decimal('0.1') + Decimal('0.2')", "got == Decimal('0.3') and got > 0", "got == 0.3"),
     ("Decimal('0')", "not got", "got"),
@@ -104,8 +104,8 @@ OF_THE_LIBRARY = [
 ]
 
 
-def test_values_of_the_library_are_judged_as_in_one_process(mode):
-    """What holds there holds over the channel, and what does not does not."""
+def test_standard_library_values_are_judged_as_in_one_process(mode):
+    """A check has the same result locally and over the channel."""
     cases = [(number, holds, fails) for number, (_, holds, fails) in enumerate(OF_THE_LIBRARY)]
     values = ", ".join(f"lambda: {expression}" for expression, _, _ in OF_THE_LIBRARY)
     program = f"{LIBRARY}\nVALUES = [{values}]\ndef f(n):\n    return VALUES[n]()\n"
@@ -121,8 +121,8 @@ def check(candidate):
     assert run_candidate(Candidate(LIBRARY, program, test, "f"), mode).reason == "passed"
 
 
-def test_what_cannot_start_is_an_error_and_no_verdict(any_mode, monkeypatch):
-    """A broken sandbox must not be written down as a wrong answer."""
+def test_a_failed_start_is_an_error_not_a_verdict(any_mode, monkeypatch):
+    """A broken sandbox must not count as a wrong answer."""
     from lapcli.sandbox import command, run
 
     monkeypatch.setattr(run, "ATTEMPTS", 1)
@@ -135,7 +135,7 @@ def test_what_cannot_start_is_an_error_and_no_verdict(any_mode, monkeypatch):
 
 
 def test_nothing_outlives_an_evaluation_that_is_killed(mode, tmp_path):
-    """The evaluation is another process here; its samples hold a file open for as long as they live."""
+    """The evaluation runs in another process; its samples keep a file open while they live."""
     code = f"""
 import os
 from lapcli.sandbox import Candidate, Mode, run, run_candidate
@@ -174,20 +174,20 @@ def holders(path: Path) -> list[int]:
     return found
 
 
-def test_it_needs_the_standard_library_alone():
-    """So that it starts at once, and whoever evaluates without torch can use it."""
+def test_the_sandbox_needs_only_the_standard_library():
+    """So that it starts quickly and works without torch."""
     code = "import sys, lapcli.sandbox; print({'torch', 'numpy', 'pydantic', 'rich'} & set(sys.modules))"
     assert run_process([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 class TestChoice:
-    def test_the_safest_that_works(self, monkeypatch):
+    def test_the_safest_working_sandbox_is_chosen(self, monkeypatch):
         monkeypatch.setattr(run_module, "probe", {Mode.BUBBLEWRAP: None, Mode.LANDLOCK: None}.get)
         assert choose_mode(allow_unsafe=True) is Mode.BUBBLEWRAP
         monkeypatch.setattr(run_module, "probe", {Mode.BUBBLEWRAP: "no", Mode.LANDLOCK: None}.get)
         assert choose_mode(allow_unsafe=True) is Mode.LANDLOCK
 
-    def test_none_is_a_refusal_with_the_next_step(self, monkeypatch):
+    def test_without_a_sandbox_the_refusal_names_the_next_step(self, monkeypatch):
         monkeypatch.setattr(run_module, "probe", lambda mode: "broken here")
         with pytest.raises(UsageError, match=r"apt-get install bubblewrap.*--unsafe-code-execution.*broken here"):
             choose_mode(allow_unsafe=False)
@@ -203,7 +203,7 @@ class TestChoice:
         assert [v.reason for v in run_all([right, wrong], Mode.UNSAFE, workers=1)] == ["passed", "wrong answer"]
 
     def test_a_sandbox_that_does_not_hold_is_not_chosen(self, monkeypatch):
-        """The probe looks: a bubblewrap that wraps nothing is found out."""
+        """The probe detects a bubblewrap that isolates nothing."""
         if not sys.platform.startswith("linux"):
             pytest.skip("only on Linux is there anything to probe")
         from lapcli.sandbox import command

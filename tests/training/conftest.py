@@ -1,4 +1,4 @@
-"""A tiny recipe of each kind of training."""
+"""A tiny recipe for each kind of training."""
 
 import pytest
 from analysis_support import self_supervised_recipe
@@ -13,7 +13,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def base(text, tmp_path_factory, shared_cache):
-    """A run that stages of chat training start from."""
+    """A pretrained run for chat stages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAP_CACHE", str(shared_cache))
         return train_here(tiny_recipe(text, train={"steps": 1}), tmp_path_factory.mktemp("base"), "base")
@@ -21,7 +21,7 @@ def base(text, tmp_path_factory, shared_cache):
 
 @pytest.fixture(scope="session")
 def kinds(text, base, tmp_path_factory):
-    """By the name of a kind: a function that gives its recipe, with some keys replaced."""
+    """Kind -> a function that returns its recipe with some keys replaced."""
     folder = tmp_path_factory.mktemp("chats")
 
     def chat(**changes):

@@ -1,4 +1,4 @@
-"""What a checkpoint promises beyond the resumes of test_resume.py."""
+"""Guarantees of checkpoints beyond the resumes in test_resume.py."""
 
 import shutil
 
@@ -27,7 +27,7 @@ def save(folder, model, step, keep=2, plan="2"):
     return checkpoint.save(folder, step, model.state_dict(), optimizer, {"laplacian_heads": plan}, {"seed": 1}, keep)
 
 
-def test_what_was_saved_comes_back(model, tmp_path):
+def test_a_checkpoint_round_trips(model, tmp_path):
     saved = save(tmp_path, model, 12)
     assert saved.path == tmp_path / "step-000012"
     found = checkpoint.newest(tmp_path, pytest.fail)
@@ -44,8 +44,8 @@ def test_what_was_saved_comes_back(model, tmp_path):
     assert found.sha256 == saved.sha256
 
 
-def test_a_damaged_later_checkpoint_does_not_displace_the_saved_one(model, tmp_path):
-    """The run resumed before it and saves again on the way there."""
+def test_a_damaged_later_checkpoint_does_not_replace_the_saved_one(model, tmp_path):
+    """The run resumed from an earlier step and reaches this step again."""
     save(tmp_path, model, 8, keep=1).weights.write_bytes(b"")
     for step in (5, 6):
         save(tmp_path, model, step, keep=1)
@@ -59,7 +59,7 @@ def test_a_damaged_later_checkpoint_does_not_displace_the_saved_one(model, tmp_p
 
 @pytest.mark.parametrize(("local_rank", "hashed"), [("0", 2), ("1", 0)])
 def test_one_process_on_each_machine_verifies_the_files(model, tmp_path, monkeypatch, local_rank, hashed):
-    """Eight ranks would read 40 GB before the first step of a resume of the 561M model."""
+    """Otherwise eight ranks would read 40 GB to resume the 561M model."""
     saved = save(tmp_path, model, 3)
     opened = []
     monkeypatch.setattr(checkpoint, "sha256_of_file", lambda path: opened.append(path) or sha256_of_file(path))
@@ -70,7 +70,7 @@ def test_one_process_on_each_machine_verifies_the_files(model, tmp_path, monkeyp
 
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory, shared_cache):
-    """A recipe of four steps and a run of it that has done two."""
+    """A four-step recipe and a run of it after two steps."""
     folder = tmp_path_factory.mktemp("tensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAP_CACHE", str(shared_cache))
@@ -86,13 +86,13 @@ def unfinished(tmp_path_factory, shared_cache):
     ("file", "name", "change"),
     [
         ("model", "blocks.1.mlp.up.weight", lambda tensors, name: tensors.pop(name)),
-        # A moment of another shape would let a fused kernel read beyond it.
+        # A moment with a wrong shape would let a fused kernel read out of bounds.
         ("optimizer", "exp_avg/embed.weight", lambda tensors, name: tensors.update({name: torch.zeros(1, 3)})),
         ("optimizer", "more", lambda tensors, name: tensors.update({name: torch.zeros(2)})),
     ],
 )
-def test_a_resume_names_a_tensor_that_does_not_fit(unfinished, tmp_path, file, name, change):
-    """Its hash is right, as somebody would leave it who writes new hashes beside it."""
+def test_a_resume_names_a_mismatched_tensor(unfinished, tmp_path, file, name, change):
+    """Its hash is correct, as if somebody had updated the hashes too."""
     recipe, run = unfinished
     shutil.copytree(run.path.parent, tmp_path / "runs")
     folder = tmp_path / "runs" / "run" / "checkpoints" / "step-000002"
@@ -102,8 +102,8 @@ def test_a_resume_names_a_tensor_that_does_not_fit(unfinished, tmp_path, file, n
     assert str(path) in str(refused.value)
 
 
-def test_what_is_not_finite_is_not_saved(tmp_path):
-    """It could not be resumed from, and the good checkpoint before it would have been removed."""
+def test_non_finite_tensors_are_not_saved(tmp_path):
+    """It could not be resumed, and the good checkpoint before it would have been removed."""
     model = nn.Linear(3, 2)
 
     def save(step, optimizer):
@@ -120,8 +120,8 @@ def test_what_is_not_finite_is_not_saved(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
-def test_parameters_without_a_gradient_are_saved_as_their_optimizer_would_begin(tmp_path):
-    """So that a missing moment is always a damage; what is loaded trains as what was never saved."""
+def test_parameters_without_a_gradient_are_saved_with_initial_optimizer_state(tmp_path):
+    """Therefore a missing moment always means damage; loaded state trains exactly like state that was never saved."""
     ends = []
     for saves in (False, True):
         torch.manual_seed(0)

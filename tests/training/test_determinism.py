@@ -1,7 +1,7 @@
-"""`train.deterministic`: in force inside a step and at no other time, set before CUDA could start, harmless on the CPU.
+"""`train.deterministic`: enabled only inside a step, set before CUDA could start, harmless on the CPU.
 
-There is no GPU here. What can be shown without one: the settings, their order, and that no step of any kind uses an
-operation that torch refuses on CUDA in this mode.
+There is no GPU here. The tests cover the settings, their order, and that no step uses an operation that torch
+refuses on CUDA in this mode.
 """
 
 import os
@@ -20,7 +20,7 @@ OFF = {"train": {"steps": 2}}
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
-    """Set by the code under test, and gone afterwards."""
+    """Set by the code under test, and restored afterwards."""
     for name in (CUBLAS, INDUCTOR):
         monkeypatch.setenv(name, "unset")
         monkeypatch.delenv(name)
@@ -43,7 +43,7 @@ def settings():
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_in_force_inside_a_step_and_off_while_sampling_and_afterwards(text, tmp_path, monkeypatch, wanted):
+def test_enabled_inside_a_step_and_disabled_in_sampling_and_afterwards(text, tmp_path, monkeypatch, wanted):
     seen = {}
 
     def watched(name):
@@ -68,7 +68,7 @@ def test_in_force_inside_a_step_and_off_while_sampling_and_afterwards(text, tmp_
     assert (os.environ.get(CUBLAS), os.environ.get(INDUCTOR)) == ((":4096:8", "1") if wanted else (None, None))
 
 
-# Of the operations that `torch.use_deterministic_algorithms` says will throw on CUDA, the kernels by their names.
+# Kernel names of the operations that raise on CUDA, according to `torch.use_deterministic_algorithms`.
 REFUSED = (
     *("avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
     *("adaptive_max_pool2d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
@@ -90,7 +90,7 @@ class _Refusing(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_operation_of_any_kind_is_refused_on_cuda(kinds, tmp_path, kind):
-    """Steps with their optimizers, and validations."""
+def test_no_step_uses_an_operation_refused_on_cuda(kinds, tmp_path, kind):
+    """Steps with optimizer updates, and validations."""
     with _Refusing():
         assert train_here(kinds[kind](**OFF), tmp_path).is_finished

@@ -1,4 +1,4 @@
-"""What is not finite stops a run before the update: neither weights nor the states of optimizers have moved."""
+"""Non-finite values stop a run before the update: weights and optimizer states are unchanged."""
 
 import io
 from typing import Any
@@ -15,7 +15,7 @@ from lapcli.training.loop import Loop
 
 
 class Overflow(torch.autograd.Function):
-    """A value that is finite with a gradient that is not."""
+    """A finite value with a non-finite gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,7 @@ class Overflow(torch.autograd.Function):
     ("broken", "message"),
     [(lambda loss: loss * torch.nan, "the loss is nan"), (Overflow.apply, "norm of the gradient is (inf|nan)")],
 )
-def test_nothing_is_updated(broken: Any, message: str, tmp_path) -> None:
+def test_non_finite_values_stop_before_the_update(broken: Any, message: str, tmp_path) -> None:
     objective = build("language_model", tmp_path, batch=16, micro_batch=8)
     run = Run(tmp_path / "run", objective.recipe, {})
     loop = Loop(objective, objective.recipe, run, World(0, 1, torch.device("cpu")), LogConsole(io.StringIO()))

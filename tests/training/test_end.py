@@ -1,4 +1,4 @@
-"""The end of a run: what it needs is checked before the first step, and a failure after the last save loses nothing."""
+"""The end of a run: requirements are checked before the first step, and a failure after it loses nothing."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def never(*arguments, **options):
     raise AssertionError("a step was taken")
 
 
-def test_a_later_stage_is_checked_before_the_first_begins(base, tmp_path):
+def test_later_stages_are_checked_before_the_first_starts(base, tmp_path):
     def train(recipe):
         runs = tmp_path / "runs"
         return train_stages(recipe, base, runs_dir=runs, name="x", console=LogConsole(io.StringIO()))
@@ -57,7 +57,7 @@ def fail_once(monkeypatch, owner, name, error):
 
 
 @pytest.mark.parametrize(("kind", "where"), [("classification", "finish"), ("language_model", "write_summary")])
-def test_a_run_that_failed_at_its_end_is_finished_by_the_same_command(kinds, tmp_path, monkeypatch, kind, where):
+def test_the_same_command_finishes_a_run_that_failed_at_its_end(kinds, tmp_path, monkeypatch, kind, where):
     recipe = kinds[kind](**STEPS)
     owner = training if where == "write_summary" else OBJECTIVES[kind]
     whole = train_here(recipe, tmp_path, "whole")
@@ -86,8 +86,8 @@ def _become(rank, fails):
         LanguageModel.finish = finish
 
 
-def test_two_ranks_end_together_when_the_end_fails(text, tmp_path, shared_cache):
-    """The other one waits for rank 0, and would wait for half an hour."""
+def test_both_ranks_exit_when_the_end_fails(text, tmp_path, shared_cache):
+    """The other rank waits for rank 0, for up to half an hour."""
     recipe, runs = tiny_recipe(text, **STEPS), tmp_path / "runs"
     children = [start_child(recipe, runs, shared_cache, _become, rank, True) for rank in ranks(2)]
     assert [exit_code(child) for child in children] == [1, 1]

@@ -1,8 +1,8 @@
-"""A step of every kind on a device that holds no numbers: whatever would make the host wait for a GPU is counted.
+"""A step of every kind on the meta device, counting all operations that would make the host wait for a GPU.
 
 Tensors are on the meta device, and the policy is that of a CUDA GPU: bf16, Newton-Schulz in bf16, the sizes of chunks.
-What torch has for a GPU alone is left out: its autocast needs one, and what it casts is cast here; AdamW is the unfused
-one, for torch refuses meta tensors to the fused; pinned memory is CUDA's own.
+GPU-only features of torch are replaced: autocast needs a GPU, so its casts are imitated here; AdamW is not fused,
+because fused AdamW refuses meta tensors; and pinned memory needs CUDA.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses tensors of the CPU among those of the device: 0-dimensional ones break CUDA graphs and fused
+    """Refuses CPU tensors among device tensors: 0-dimensional CPU tensors break CUDA graphs and fused
     operations."""
 
     COPIES = (aten._to_copy.default, aten.copy_.default)
@@ -43,7 +43,7 @@ class OneDevice(TorchDispatchMode):
 
 
 class CastToBf16(TorchFunctionMode):
-    """What autocast does to the operations that it lowers."""
+    """The casts that autocast applies."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in {F.linear, F.conv2d}:
@@ -58,15 +58,15 @@ class CudaPolicy(ComputePolicy):
             yield
 
 
-#: Waits of the host in a step, however many micro-steps it has.
+#: Host syncs of a step, for any number of micro-steps.
 MOST_WAITS = 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("float32", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", OBJECTIVES)
-def test_how_often_a_step_waits(kind: str, precision: str, tmp_path) -> None:
-    """A whole update of the loop, the second: it has the states and tables that the first made."""
+def test_number_of_host_syncs_in_a_step(kind: str, precision: str, tmp_path) -> None:
+    """The second complete update of the loop, which has the states and tables created by the first."""
     bf16, world = precision == "bf16", World(0, 1, META)
     policy = CudaPolicy("cuda", bf16=bf16)
     objective = build(kind, tmp_path, world, policy, batch=16, micro_batch=4)

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` has each step once with its times; a damaged line stops nobody."""
+"""`metrics.jsonl` contains each step once with its timings; a damaged line is not fatal."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def log(tmp_path):
     return log
 
 
-def test_a_torn_last_line_and_later_steps_are_dropped(log):
+def test_a_truncated_last_line_and_later_steps_are_dropped(log):
     with log.path.open("a") as file:
         file.write('{"step": 6, "lo')
     assert [line["step"] for line in read_metrics(log.path)] == [1, 2, 3, 4, 5]
@@ -32,6 +32,6 @@ def test_a_damaged_line_is_reported_and_skipped(log):
     assert log.path.read_text().count("\n") == 4  # the line stays for whoever wants to mend it
 
 
-def test_the_last_step_is_found_before_a_long_validation(log):
+def test_the_last_step_is_written_before_a_long_validation(log):
     log.append({"step": 5, **{f"validation_{n}": 0.5 for n in range(24 * 16)}})
     assert last_step_metrics(log.path) == {"step": 5, "loss": 0.2}

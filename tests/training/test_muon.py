@@ -1,4 +1,4 @@
-"""Muon against torch's, against plain Newton-Schulz in float64, and alone against shared over two processes."""
+"""Muon against torch's, against plain Newton-Schulz in float64, and on one process against two."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def newton_schulz(G: Tensor, steps: int = 5) -> Tensor:
 
 
 def with_spectrum(shape: tuple[int, int], values: Tensor) -> Tensor:
-    """A matrix of random singular vectors and these singular values, in float64."""
+    """A matrix with random singular vectors and the given singular values, in float64."""
     U, _ = torch.linalg.qr(draw((shape[0], len(values)), 1, torch.float64))
     V, _ = torch.linalg.qr(draw((shape[1], len(values)), 2, torch.float64))
     return U @ torch.diag(values) @ V.T
@@ -51,7 +51,7 @@ class TestOrthogonalise:
     @pytest.mark.parametrize("shape", [(128, 128), (512, 128)])
     @pytest.mark.parametrize("decay", [0.5, 2.0])
     def test_steep_spectra_in_bf16(self, shape: tuple[int, int], decay: float) -> None:
-        """Singular values i^-decay, as steep as those of gradients: small ones lie below bf16's rounding."""
+        """Singular values i^-decay, decaying like those of gradients: the smallest are below bf16's rounding."""
         G = with_spectrum(shape, torch.arange(1, 129, dtype=torch.float64) ** -decay).float()
         exact, rounded = (orthogonalise(G[None], 5, dtype)[0].double() for dtype in (torch.float32, torch.bfloat16))
         assert torch.linalg.svdvals(rounded)[0] < 1.4
@@ -78,7 +78,7 @@ class TestStep:
         for first, a, b in zip(start, ours, theirs, strict=True):
             assert (a - b).norm() < 0.03 * (b - first).norm(), tuple(a.shape)
 
-    def test_by_hand_over_three_steps(self) -> None:
+    def test_three_steps_by_hand(self) -> None:
         """An average m, not a sum; Nesterov; sqrt(max(1, out/in)); no weight decay."""
         mu, lr = 0.9, 0.02
         params = [draw(shape, seed=50 + i) for i, shape in enumerate(SHAPES)]
@@ -96,7 +96,7 @@ class TestStep:
             torch.testing.assert_close(p.double(), W, atol=1e-5, rtol=0)
             torch.testing.assert_close(optimizer.state[p]["momentum"].double(), m, atol=1e-6, rtol=0)
 
-    def test_stacks_of_any_size_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_results_do_not_depend_on_the_stack_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
         results = []
         for largest in (1, 2 * 24 * 24, 2**26):
             monkeypatch.setattr(optimizers, "_LARGEST_STACK", largest)

@@ -1,4 +1,4 @@
-"""All groups stepped together, and a state of plain named tensors that gives back the very same run."""
+"""All groups are stepped together, and a state of named tensors continues the run identically."""
 
 import torch
 from safetensors.torch import save_file
@@ -48,7 +48,7 @@ def train(optimizers: Optimizers, named: dict[str, Tensor], steps: range) -> Non
         optimizers.zero_grad()
 
 
-def test_state_gives_back_the_very_same_run(tmp_path) -> None:
+def test_a_loaded_state_continues_identically(tmp_path) -> None:
     whole = parameters()
     train(optimizers_of(whole), whole, range(6))
 
@@ -92,7 +92,7 @@ def test_adamw_by_hand() -> None:
 LAMB = {"betas": (0.9, 0.999), "eps": 1e-8, "max_grad_norm": 1.0}
 
 
-def test_lamb_is_timms_with_one_norm_over_all_groups():
+def test_lamb_matches_timm_with_one_norm_over_all_groups():
     named, other = parameters(), parameters()
     decay = {"a.weight": 0.02, "b.weight": 0.0}
     optimizers = Optimizers(

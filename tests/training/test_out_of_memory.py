@@ -1,4 +1,4 @@
-"""A device without memory left: one sentence with the micro-batch to try, no traceback, and the run resumes."""
+"""Out of memory: one sentence with the micro-batch to try, no traceback, and the run resumes."""
 
 import json
 
@@ -12,7 +12,7 @@ from lapcli.objectives.language_model import LanguageModel
 REASON = "CUDA out of memory. Tried to allocate 20.00 MiB.\nSee documentation for Memory Management"
 
 
-def test_training_and_evaluation_say_what_to_try(monkeypatch, tmp_path, capsys, shared_cache):
+def test_training_and_evaluation_suggest_a_remedy(monkeypatch, tmp_path, capsys, shared_cache):
     recipe = tmp_path / "tiny.yaml"
     sections = {**TINY, "data": {**TINY["data"], "train": str(write_text(tmp_path / "text.txt"))}}
     sections["train"] = {**TINY["train"], "steps": 4, "batch": 8, "micro_batch": 4}

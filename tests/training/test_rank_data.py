@@ -9,7 +9,7 @@ from lapcli.recipe import recipe_to_yaml
 
 
 def start_ranks(command, recipes, homes, runs, caches, *options):
-    """One rank for each home folder, as on machines of their own; what each said, and how it ended."""
+    """One rank per home folder, as on separate machines; returns the output and exit code of each."""
     given = ["--runs-dir", str(runs), "--name", "run", *options]
     started = [
         start_lap(command, str(recipe), *given, cache=cache, environment={**rank, "HOME": str(home)})
@@ -42,7 +42,7 @@ def refused(results, words):
     assert "Traceback" not in results[1].stderr
 
 
-def test_other_text_is_refused_and_the_same_text_is_trained_on(homes, tmp_path):
+def test_different_text_is_refused_and_identical_text_is_accepted(homes, tmp_path):
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(recipe_to_yaml(tiny_recipe("~/text.txt", train={"steps": 2}, validation={"tokens": 64})))
     caches = [tmp_path / "cache a", tmp_path / "cache b"]

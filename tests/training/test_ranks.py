@@ -1,4 +1,4 @@
-"""Ranks that resume: all from the checkpoint that rank 0 chose, or none; and to the bits of the uninterrupted run."""
+"""Several ranks resume from the checkpoint that rank 0 chose, or not at all; bitwise equal."""
 
 import shutil
 
@@ -55,7 +55,7 @@ def resumed_by_two(place, folder, shared_cache):
 
 
 def views(place, folder):
-    """A copy of the runs for each rank; returns their folders of checkpoints."""
+    """Makes a copy of the runs for each rank; returns their checkpoint folders."""
     for rank in "01":
         shutil.copytree(place / "runs", folder / rank)
     return [folder / rank / "run" / "checkpoints" for rank in "01"]
@@ -81,7 +81,7 @@ def no_run(path):
         (no_run, "run.json"),
     ],
 )
-def test_ranks_that_see_different_checkpoints_refuse(place, tmp_path, shared_cache, change, said):
+def test_ranks_with_different_checkpoints_refuse_to_resume(place, tmp_path, shared_cache, change, said):
     change(views(place, tmp_path)[1])
     first, second = resumed_by_two(place, tmp_path, shared_cache)
     assert (first.returncode, second.returncode) == (2, 2), (first.stderr, second.stderr)
@@ -92,8 +92,8 @@ def test_ranks_that_see_different_checkpoints_refuse(place, tmp_path, shared_cac
     assert not (tmp_path / "0" / "run" / "checkpoints" / f"step-{STEPS:06d}").exists()
 
 
-def test_ranks_that_write_to_different_places_are_told(place, tmp_path, shared_cache):
-    """As on machines without a shared file system: rank 0 would not have the parts of the others."""
+def test_ranks_that_write_to_different_folders_are_refused(place, tmp_path, shared_cache):
+    """As on machines without a shared file system: rank 0 would lack the files of the others."""
     views(place, tmp_path)
     first, second = resumed_by_two(place, tmp_path, shared_cache)
     assert (first.returncode, second.returncode) == (1, 1), (first.stderr, second.stderr)
@@ -101,8 +101,8 @@ def test_ranks_that_write_to_different_places_are_told(place, tmp_path, shared_c
     assert not (tmp_path / "0" / "run" / "checkpoints" / f"step-{STEPS:06d}").exists()
 
 
-def test_parameters_without_a_gradient_do_not_keep_the_others_from_being_averaged(tmp_path, shared_cache):
-    """Two processes train as one does: queries and keys of such heads take no part in the loss."""
+def test_parameters_without_a_gradient_do_not_prevent_averaging_the_others(tmp_path, shared_cache):
+    """Two processes match one: the loss does not depend on queries and keys of such heads."""
     recipe = tiny_recipe(
         write_text(tmp_path / "text.txt"),
         model={"laplacian_heads": 0, "operators": {"value-only": "all"}},

@@ -1,4 +1,4 @@
-"""A killed run of each objective, started again, ends bit for bit where the uninterrupted one does."""
+"""A killed and resumed run of each objective ends bit for bit like an uninterrupted run."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from lapcli.training import metrics
 from lapcli.training.metrics import read_metrics, without_times
 
 STEPS = 10
-# The moments of a save at which a kill could leave something half done.
+# The points inside a save at which a kill could leave partial files.
 FAULT_POINTS = [
     ("model written", 1),
     ("before rename", 2),
@@ -55,7 +55,7 @@ def assert_same_bits(a, b):
 
 
 def numbers(runs):
-    """Losses, rates and validations by step: all of the metrics that do not depend on the clock."""
+    """Losses, learning rates and validations by step: all metrics that do not depend on the clock."""
     lines = read_metrics(runs / "run" / "metrics.jsonl")
     return [without_times(line) for line in lines]
 
@@ -95,7 +95,7 @@ def test_killed_inside_a_save(uninterrupted, tmp_path, shared_cache, point, time
 
 @pytest.mark.parametrize("kind", ["language_model", "classification", "self_supervised", "midtrain", "sft"])
 def test_killed_inside_updates_and_a_save(kind, text, base, tmp_path, shared_cache):
-    """Augmentation, mixing, drop path, accumulation, frozen prototypes and workers that read ahead are on."""
+    """Augmentation, mixing, drop path, accumulation, frozen prototypes and prefetching workers are on."""
     if kind in ("midtrain", "sft"):
         recipe = staged(tiny_chat_recipe(tmp_path), kind, base)
     else:
@@ -181,7 +181,7 @@ def _ask_to_stop_in_update(step, number):
 
 
 def _stop_after(step):
-    """Ends the child right after the checkpoint of that step, so that later ones are not there yet."""
+    """Kills the child right after the checkpoint of that step, before later ones exist."""
     die_at("after rename", step // 3)
 
 
@@ -192,7 +192,7 @@ def _stop_after(step):
         ("state.json", "flipped"),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(uninterrupted, tmp_path, shared_cache, file, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_used(uninterrupted, tmp_path, shared_cache, file, damage):
     recipe, reference = uninterrupted
     assert exit_code(start_child(recipe, tmp_path, shared_cache, _stop_after, 6)) == -signal.SIGKILL
     path = tmp_path / "run" / "checkpoints" / "step-000006" / file
@@ -211,7 +211,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(uninterrupted,
 
 
 def _no_room_from(step):
-    """From that save on files cannot grow beyond 20 kB: the kernel refuses the write, as on a full disk."""
+    """From that save on, files are limited to 20 kB: the kernel refuses the write, as on a full disk."""
     from lapcli import checkpoint
 
     save = checkpoint.save
@@ -225,8 +225,8 @@ def _no_room_from(step):
     checkpoint.save = limited
 
 
-def test_a_full_disk_fails_clearly_and_loses_nothing(uninterrupted, tmp_path, shared_cache):
-    """A save in the background ends the run at a later step, the next save at the latest."""
+def test_a_full_disk_is_a_clear_error_and_loses_nothing(uninterrupted, tmp_path, shared_cache):
+    """A failed background save stops the run at the next save at the latest."""
     recipe, reference = uninterrupted
     recipe = with_checkpoints(recipe, asynchronous=True)
     assert exit_code(start_child(recipe, tmp_path, shared_cache, _no_room_from, 6)) == 1
@@ -258,7 +258,7 @@ def _break_the_loss_at(step):
     LanguageModel.loss = lambda self, given: loss(self, given) * (float("nan") if now == step else 1.0)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(uninterrupted, tmp_path, shared_cache):
+def test_a_non_finite_loss_stops_the_run(uninterrupted, tmp_path, shared_cache):
     recipe, reference = uninterrupted
     assert exit_code(start_child(recipe, tmp_path, shared_cache, _break_the_loss_at, 4)) == 1
     message = (tmp_path / LOG).read_text()
@@ -271,7 +271,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(uninterrupted, tmp_path, shared
     assert_same_bits(final_state(tmp_path), final_state(reference))
 
 
-def test_parts_of_nanochats_model_of_2026_resume_and_are_refused_by_exports(text, tmp_path, monkeypatch, capsys):
+def test_parts_of_the_2026_nanochat_model_resume_and_are_refused_by_exports(text, tmp_path, monkeypatch, capsys):
     parts = dict.fromkeys(("residual_lambdas", "x0_lambdas", "value_embeddings"), True)
     recipe = tiny_recipe(text, model=parts, train={"steps": 6})
     whole = train_here(recipe, tmp_path, "whole")

@@ -1,4 +1,4 @@
-"""Several processes that share gradients, optimizer state or weights take the steps of one."""
+"""Several processes that share gradients, optimizer state or weights make the same steps as one."""
 
 import io
 import json
@@ -41,7 +41,7 @@ class SGD(AdamW):
 
 
 class Toy:
-    """Three blocks and a head in float64; the data of a step are a function of its number."""
+    """Three blocks and a head in float64; the data of a step depend only on its number."""
 
     def __init__(self, world: World, batch: int, micro_batch: int) -> None:
         self.world, self.batches = world, plan_batches(batch, micro_batch, world.size)
@@ -160,7 +160,7 @@ def _muon_steps(rank: int, size: int, folder: str) -> None:
 
 
 def test_each_matrix_is_orthogonalised_by_its_owner(tmp_path):
-    """Rows that do not divide evenly, ranks without rows and without a matrix."""
+    """Rows that do not divide evenly, and ranks without rows or without a matrix."""
     run_in((1, 2, 3), _muon_steps, tmp_path)
     one, *others = (torch.load(tmp_path / f"muon{size}.pt") for size in (1, 2, 3))
     for found in others:
@@ -169,7 +169,7 @@ def test_each_matrix_is_orthogonalised_by_its_owner(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["language_model", "self_supervised"])
-def test_recomputed_blocks_give_the_same_bits(name, tmp_path):
+def test_recomputed_blocks_are_bitwise_equal(name, tmp_path):
     """The loss and the weights after two updates, with drop path."""
     found = []
     for recompute in ("none", "blocks"):
@@ -185,7 +185,7 @@ def test_recomputed_blocks_give_the_same_bits(name, tmp_path):
 
 
 class Sent(TorchDispatchMode):
-    """Counts the bytes that a process sends in collectives of tensors."""
+    """Counts the bytes that a process sends in tensor collectives."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -220,14 +220,14 @@ def _bytes_held(rank: int, size: int, folder: str) -> None:
         Path(folder, f"held{size}").write_text(str(held))
 
 
-def test_two_processes_hold_half_of_the_weights_and_moments_each(tmp_path, shared_cache, monkeypatch):
+def test_each_of_two_processes_holds_half_of_the_weights_and_moments(tmp_path, shared_cache, monkeypatch):
     monkeypatch.setenv("LAP_CACHE", str(shared_cache))
     recipe = tiny_recipe(write_text(tmp_path / "text.txt"))
     train_here(recipe, tmp_path / "runs")  # the tokens, once
     run_in((1, 2), _bytes_held, tmp_path)
     one, two = (int((tmp_path / f"held{size}").read_text()) for size in (1, 2))
     assert two <= 0.6 * one
-    # What the plan says that a step sends, but for rows that do not divide; three micro-steps gather the weights once.
+    # The planned traffic of a step, except for rows that do not divide; three micro-steps gather the weights once.
     model = {"layers": 2, "width": 256, "heads": 4, "laplacian_heads": 2}
     planned = tiny_recipe(tmp_path / "text.txt", model=model, train={"batch": 12, "micro_batch": 2})
     expected = plan_training(planned, 2, Device("CPU", "cpu", None)).communication_bytes
@@ -236,10 +236,8 @@ def test_two_processes_hold_half_of_the_weights_and_moments_each(tmp_path, share
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["gradients", "weights"])
-def test_ranks_without_a_part_of_the_validation_and_samples_of_rank_0_do_not_wait_for_each_other(
-    shard, tmp_path, shared_cache
-):
-    """One sequence to validate for three ranks, and texts that only rank 0 continues with the sharded model."""
+def test_idle_ranks_in_validation_and_rank_0_sampling_do_not_deadlock(shard, tmp_path, shared_cache):
+    """One validation sequence for three ranks, and prompts that only rank 0 continues with the sharded model."""
     recipe = tiny_recipe(
         write_text(tmp_path / "text.txt"),
         train={"steps": 2, "batch": 12, "micro_batch": 2, "shard": shard},

@@ -1,4 +1,4 @@
-"""Checkpoints that several processes write, each its part: read by any number of them, and verified like one file."""
+"""Checkpoints written in parts by several processes: any number of processes can read and verify them."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from lapcli.training.metrics import read_metrics, without_times
 
 
 def tensors(offset: float = 0.0) -> dict[str, torch.Tensor]:
-    """Rows that no number of processes divides, fewer rows than processes, another dtype, a count."""
+    """Row counts that do not divide, fewer rows than processes, another dtype, and a counter."""
     draws = torch.Generator().manual_seed(0)
     return {
         "matrix": torch.randn(7, 3, generator=draws) + offset,
@@ -94,11 +94,11 @@ def parts(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_parts_are_read_into_any_number_of_processes_bit_for_bit(parts, size):
+def test_parts_load_bitwise_into_any_number_of_processes(parts, size):
     assert run_ranks(_load, size, str(parts)) == [0] * size
 
 
-def test_one_file_is_read_into_shards_bit_for_bit(tmp_path):
+def test_one_file_loads_bitwise_into_shards(tmp_path):
     assert run_ranks(_save, 1, str(tmp_path), 2) == [0]
     assert (tmp_path / "step-000002" / "model.safetensors").is_file()
     assert run_ranks(_load, 3, str(tmp_path)) == [0, 0, 0]
@@ -151,7 +151,7 @@ def _save_without_room(rank: int, size: int, store: str, folder: str) -> None:
     saver.close()
 
 
-def test_a_full_disk_of_one_rank_is_an_error_of_all_and_costs_nothing(parts, tmp_path):
+def test_a_full_disk_on_one_rank_is_an_error_on_all_and_loses_nothing(parts, tmp_path):
     shutil.copytree(parts, tmp_path / "run")
     assert run_ranks(_save_without_room, 2, str(tmp_path / "run")) == [0, 0]
     assert sorted(path.name for path in (tmp_path / "run").glob("*step*")) == ["step-000002", "step-000003"]
@@ -160,10 +160,10 @@ def test_a_full_disk_of_one_rank_is_an_error_of_all_and_costs_nothing(parts, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", ["true", pytest.param("false", marks=pytest.mark.long)])
-def test_a_run_resumes_bitwise_on_its_layout_and_within_rounding_on_others(
+def test_a_run_resumes_bitwise_on_the_same_layout_and_within_rounding_on_others(
     tmp_path, shared_cache, monkeypatch, asynchronous
 ):
-    """Two processes to two: the same bits. To three sharded otherwise, to one, and from one to two: the same losses."""
+    """Two processes to two: the same bits. Otherwise sharded, to one, and from one to two: the same losses."""
     monkeypatch.setenv("LAP_CACHE", str(shared_cache))
     recipe = tiny_recipe(
         write_text(tmp_path / "text.txt"),

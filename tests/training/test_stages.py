@@ -1,4 +1,4 @@
-"""Chat stages as runs: killed ones go on bit for bit, and what does not fit together is refused."""
+"""Chat stages as runs: killed stages resume bit for bit, and mismatched stages are refused."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Bytes that the losses move, by the counts of benchmarks/traffic.py. The limits may only be lowered."""
+"""Memory traffic of the losses, counted by benchmarks/traffic.py. The limits may only be lowered."""
 
 import runpy
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.slow  # each is compiled
 
 BENCHMARK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "traffic.py"))
-#: Bytes a logit of compiled code.
+#: Bytes per logit of compiled code.
 MOST_BYTES = {
     "language model": 6.1,  # two reads and a write of bf16 logits
     "Sinkhorn-Knopp": 16.2,  # five reads, and one that writes float32

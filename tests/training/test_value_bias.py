@@ -1,4 +1,4 @@
-"""The value bias of heads whose rows sum to zero changes no output: it is not trained on rounding noise."""
+"""The value bias of heads whose rows sum to zero changes no output: it must not be trained on rounding noise."""
 
 import io
 
@@ -14,7 +14,7 @@ from lapcli.training.loop import Loop
 
 @pytest.mark.parametrize("kind", ["classification", "self_supervised"])
 def test_only_biases_that_matter_are_updated(kind: str, tmp_path) -> None:
-    """Three layers with none, one and two Laplacian heads, the last ones of each."""
+    """Three layers whose last zero, one and two heads are Laplacian."""
     objective = build(kind, tmp_path, batch=16, micro_batch=8)
     run = Run(tmp_path / "run", objective.recipe, {})
     loop = Loop(objective, objective.recipe, run, World(0, 1, torch.device("cpu")), LogConsole(io.StringIO()))

@@ -32,7 +32,7 @@ def measurements_for(gives: frozenset[str]) -> list[str]:
 
 
 def check_fits(names: Sequence[str], models: Sequence[tuple[str, frozenset[str]]]) -> None:
-    """Refuse measurements that do not fit every model; of each model its objective and what it gives."""
+    """Refuse measurements that do not fit every model; `models`: the objective and abilities of each."""
     possible = measurements_for(frozenset.intersection(*(gives for _, gives in models)))
     for name in names:
         if name not in possible:

@@ -7,7 +7,7 @@ Images, tokens t of example i of class c, with the means mu_ic = ave_t X_tic, mu
 
 Language: a token is an example of the class "its next token", and there is no within-sequence part.
 
-Averages are nested, so that every class weighs the same, as in the paper's formula. The memory is one row for each
+Averages are nested, so that all classes have equal weight, as in the paper's formula. Memory: one row per
 class.
 """
 
@@ -43,8 +43,8 @@ class Anova(Measurement):
     name = "anova"
     definition = (
         "Variance of the tokens about the mean of their sequence (images only), of sequence means about the mean of "
-        "their class, and of class means about their mean, as shares of the sum. In language models a token is an "
-        "example of the class of its next token. Averages are nested, every class weighs the same."
+        "their class, and of class means about their mean, as fractions of the sum. In language models a token is an "
+        "example of the class of its next token. Averages are nested, so all classes have equal weight."
     )
     columns: ClassVar = {
         "between_class_share": "between",
@@ -113,7 +113,7 @@ def shares(moments: ClassMoments, by_token: bool, min_count: int = MIN_COUNT) ->
             "within_sequence": float((moments.extra_C[kept] / count_K).mean()),
         }
         parts = {name: found[name] for name in names}
-        # Equal tokens: only the rounding error of their mean is left.
+        # Identical tokens: only the rounding error of their mean remains.
         if sum(found[name] for name in names) <= ROUNDING * float((mean_KD**2).sum(axis=1).mean()):
             parts = dict.fromkeys(names, 0.0)
     known = [part for part in parts.values() if part is not None]
@@ -127,7 +127,7 @@ def _plot_stacked(axes: Any, runs: Sequence[ModelResult], parts: Sequence[str]) 
     base = np.zeros(len(lines))
     for part in parts:
         name, colour, hatch = PARTS[part]
-        # A run without variance has no shares; a NaN would hide the bars stacked on top of it.
+        # A run without variance has no fractions; a NaN would hide the bars stacked on top of it.
         found = np.array([line.at_first_layer(f"{part}_share") for line in lines])
         values, deviations = np.nan_to_num(found[:, 0]), found[:, 1]
         bar: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": name, "capsize": 4}

@@ -7,7 +7,7 @@
     NC2 equinorm     std / mean of the lengths, of class means and of rows of W
     NC2 equiangular  ave_{i != j} |cos(v_i, v_j) + 1/(C-1)|
     NC3              |W^T/|W|_F - M'/|M'|_F|_F^2
-    NC4              share of examples whose largest logit is not the class of the nearest class mean
+    NC4 fraction of examples whose largest logit is not the class of the nearest class mean
 
 The paper prints NC2 with the class means themselves, where the target -1/(C-1) cannot be reached; Han et al. centre
 them. Both are given. NC4 needs all class means before the first example can be compared, so the model runs over the
@@ -91,7 +91,7 @@ class Collapse(Measurement):
         capture = Capture(self.model.anatomy)
         for layer, accumulator in self._by_layer.items():
             capture.on_tokens(self.site(layer), accumulator.compare)
-            # Logits of the whole forward, which takes its own pooling and bias, not W times the mean of the tokens.
+            # Logits of the full forward, with its own pooling and bias, not W times the mean token.
             capture.on_logits(accumulator.compare_logits)
         capture.run(self.model.examples.batches())
 
@@ -131,7 +131,7 @@ class Collapse(Measurement):
 class CollapseOfLayer:
     """Neural collapse of one layer; the rows of `classifier_CD`, W, are the classes.
 
-    `result` calls `second_pass`, which passes all tokens and logits again, unless another layer's has done so.
+    `result` calls `second_pass`, which delivers all tokens and logits again, unless another layer has done so.
     """
 
     def __init__(self, classifier_CD: np.ndarray, second_pass: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ class CollapseOfLayer:
         self._moments.update(tokens_BTD.mean(dim=1), labels_B)
 
     def compare(self, tokens_BTD: Tensor, _: Batch) -> None:
-        """Find the nearest class mean of each example, whose logits come next."""
+        """Find the nearest class mean of each example; its logits come next."""
         import torch
 
         present = np.flatnonzero(self._moments.count_C > 0)
@@ -154,7 +154,7 @@ class CollapseOfLayer:
             torch.from_numpy(self._moments.mean_CD[present]),
             compute_mode="donot_use_mm_for_euclid_dist",
         )
-        # NC4 compares with the means themselves; centring shifts h and means alike and changes no distance.
+        # NC4 uses the uncentred means; centring shifts h and means alike and changes no distance.
         self._nearest_B = present[distance_BC.argmin(dim=1).numpy()]
 
     def compare_logits(self, logits_BC: Tensor, _: Batch) -> None:

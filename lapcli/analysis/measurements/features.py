@@ -101,7 +101,7 @@ class Features(Measurement):
         for number, row in enumerate(axes_RC):
             first = columns[0][1][number]
             row[0].imshow(first.picture, interpolation="nearest")
-            # The end of a long name, from a word or a folder on: the label is as high as one row of patches.
+            # The end of a long name, from a word or folder on: the label must fit beside one row of patches.
             short = first.name if len(first.name) <= 20 else re.split("[ /]", first.name[-20:], maxsplit=1)[-1]
             row[0].set_ylabel(short, fontsize=8)
             for panel, (title, maps) in zip(row[1:], columns, strict=True):

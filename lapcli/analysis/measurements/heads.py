@@ -8,7 +8,7 @@ A head that has no use for its input can attend to the first token, a sink. Lapl
 the token's own value, so the part of attention's output along it matters. P is computed in blocks of rows, so that
 there is never a T x T matrix for all heads.
 
-ov      the map of a head from its input to its output, without attention: does it keep the sign of what it reads?
+ov      the map of a head from its input to its output, without attention: does it keep the sign of its input?
 
     M_h = W_O,h W_V,h, C x C, of rank at most the head size D; its nonzero eigenvalues are those of W_V,h W_O,h, D x D
     mean_eigenvalue = tr(M_h) / D
@@ -19,7 +19,7 @@ head sharpens; with a negative one the reverse. Norms and LayerScale are left ou
 
 mixing  the learned parameters of head operators: alpha, beta, strengths and gates
 
-A number that is learned for each head is shown unchanged, the gate of an exclusive head as tanh(a), and a gate that
+A parameter per head is shown unchanged, the gate of an exclusive head as tanh(a), and a gate that
 depends on the input as its mean over tokens. A learned mix `alpha v + beta o` shows what the network chooses: attention
 at alpha / beta = 0, the Laplacian at -1.
 
@@ -157,7 +157,7 @@ def value_and_output(attention: Any) -> tuple[Tensor, Tensor]:
 
 
 def head_ov(value_VC: Tensor, output_CI: Tensor, heads: int) -> dict[str, Tensor]:
-    """Return the three quantities of each head in float64, by products of D x D alone."""
+    """Return the three quantities of each head in float64, using only D x D products."""
     size = output_CI.shape[1] // heads
     value_GDC = to_float64(value_VC).view(-1, size, value_VC.shape[1])
     V_HDC = value_GDC.repeat_interleave(heads // len(value_GDC), dim=0)
@@ -228,7 +228,7 @@ def add_learned(sums: dict[str, Any], heads: int, inputs: HeadInputs) -> None:
         if operator.name == "gate":  # its matrix is a projection of the input; that of another operator may be any
             for parameter in inputs.operators.learned(operator).values():
                 gates_NI = (inputs.normed_BTC.flatten(0, 1) @ parameter.mT.to(inputs.normed_BTC.dtype)).sigmoid()
-                # A head may have a gate for each channel; the mean over them is shown.
+                # A head may have one gate per channel; their mean is shown.
                 add("gate", end - count, to_float64(gates_NI).mean(0).view(count, -1).mean(1))
         end -= count
     for name, (first, numbers_H) in inputs.operators.learned_values().items():

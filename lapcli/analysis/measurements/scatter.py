@@ -38,8 +38,8 @@ DRAWN = 900  # at most, in a panel
 class TokenSample:
     """A random sample of at most `size` tokens of the classes in `classes`.
 
-    Every token has a random number keyed by its sequence, and those with the smallest are kept: the same tokens
-    in every layer and for every batch size.
+    Every token has a random number keyed by its sequence, and the tokens with the smallest are kept: the same
+    tokens in every layer and for every batch size.
     """
 
     def __init__(self, classes: list[int], size: int = POINTS) -> None:
@@ -118,7 +118,7 @@ def scatter(
             marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
             style = {"marker": marker, "color": colour, "linewidth": 0}
             x, y = points[: DRAWN // len(order)].T
-            # As vectors, thousands of points would make SVG and PDF files large.
+            # Thousands of vector points would make SVG and PDF files large.
             panel.scatter(x, y, s=12, alpha=0.45, rasterized=True, **style)
             style |= {"linewidth": 1.0, "edgecolor": "white", "label": run.class_names[int(label)]}
             panel.scatter(*points.mean(axis=0), s=90, zorder=3, **style)
@@ -157,7 +157,7 @@ class PrincipalComponents(Measurement):
 
     @classmethod
     def draw(cls, analysis: Analysis) -> Figure | None:
-        """Draw the models side by side, layer below layer; of one model, the layers side by side."""
+        """Draw the models side by side, with one row per layer; for one model, the layers side by side."""
         runs = analysis.runs
         depth = max(len(run.layers) for run in runs)
         shown = [
@@ -256,7 +256,7 @@ def _unit_rows(rows: np.ndarray) -> np.ndarray:
 def on_simplex(
     tokens_ND: np.ndarray, classes_N: np.ndarray, classifier_3D: np.ndarray, classes: Sequence[int]
 ) -> LayerResult:
-    """Return the places of the tokens; `classes`: those of the rows of `classifier_3D`."""
+    """Return the positions of the tokens; `classes`: the classes of the rows of `classifier_3D`."""
     if not len(tokens_ND):
         return LayerResult({"tokens_shown": 0})
     map_2D = simplex_map(classifier_3D)

@@ -39,8 +39,8 @@ class HeadUpdates(Measurement):
     name = "updates"
     definition = (
         "A head adds u_t to token x_t of the residual stream; m_t is the mean of the tokens weighted by its attention. "
-        "Cosine of u_t with m_t and with m_t - x_t, averaged over tokens; variance_change: what adding u_t alone does "
-        "to the variance within the sequence, as a share of it."
+        "Cosine of u_t with m_t and with m_t - x_t, averaged over tokens; variance_change: the effect of u_t alone "
+        "on the variance within the sequence, as a fraction of it."
     )
     default_layers = "all"
     columns: ClassVar = {
@@ -91,7 +91,7 @@ def add_updates(heads: Sequence[StreamingMoments], inputs: HeadInputs) -> None:
     x_BTC = to_float64(inputs.x_BTC)
     before_B = _variance(x_BTC)
     varies_B = before_B > ROUNDING * x_BTC.square().sum(dim=2).mean(dim=1)
-    # By the model's own operators, so that the updates of all heads and the bias sum to what the layer adds.
+    # With the model's own operators, so that the updates of all heads and the bias sum to the layer's update.
     y_BHTD = inputs.outputs()
     for head, moments in enumerate(heads):
         P_BTT = attention_matrix(inputs, head)
@@ -126,14 +126,14 @@ def _variance(x_BTC: Tensor) -> Tensor:
 
 
 def _mean_cosine(a_BTC: Tensor, b_BTC: Tensor) -> Tensor:
-    """Return the mean cosine over those tokens of each sequence where both vectors have a direction; NaN if none do.
+    """Return the mean cosine over the tokens of each sequence for which both vectors have a direction; NaN if none do.
 
     The first token of a causal sequence attends to itself alone: its mean minus itself is zero.
     """
     import torch
 
     lengths_BT = a_BTC.norm(dim=2) * b_BTC.norm(dim=2)
-    # The difference of nearly equal tokens is only rounding error, which has no direction either.
+    # The difference of nearly equal tokens is only rounding error, without a direction.
     known_BT = lengths_BT > 1e-6 * a_BTC.norm(dim=2).amax(dim=1, keepdim=True) * b_BTC.norm(dim=2).amax(1, keepdim=True)
     cosine_BT = torch.where(known_BT, (a_BTC * b_BTC).sum(dim=2) / torch.where(known_BT, lengths_BT, 1), 0)
     count_B = known_BT.sum(dim=1)

@@ -21,7 +21,7 @@ class ChatBatch(NamedTuple):
 
 
 class PackedBatches:
-    """All conversations of an epoch, one after the other, cut into sequences of T tokens and their targets.
+    """All conversations of an epoch, concatenated and split into sequences of T tokens and their targets.
 
     Sequence i covers tokens [i T, i T + T] of the epoch: the last target of one is the first input of the next. A run's
     sequences are numbered consecutively across epochs.
@@ -55,7 +55,7 @@ class PackedBatches:
         while first < end:  # the sequences of one epoch at a time
             epoch, number = divmod(first, self.per_epoch)
             taken = min(end - first, self.per_epoch - number)
-            # Targets begin with the second token of the first sequence and end with the last one's last.
+            # Targets begin with the second token of the first sequence and end with the last token of the last.
             start = number * self._context + 1
             total += self._marks_before(epoch, start + taken * self._context) - self._marks_before(epoch, start)
             first += taken

@@ -1,4 +1,4 @@
-"""Conversations: the rows of data sets that are read as such, their rules, and their tokens with the targets marked.
+"""Conversations: parsing and checking data set rows, and rendering them to tokens with marked targets.
 
 Rows may be chats in the common forms, multiple choice (MMLU, ARC), or GSM8K with its calculator:
 
@@ -33,7 +33,7 @@ from lapcli.data.text.tokenizer import Tokenizer
 
 _MARK = re.compile(r"<<(.*?)=([^=]*?)>>", re.DOTALL)
 _ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
-#: For the error message about rows in none of these forms.
+#: For the error message about rows of unknown format.
 EXPECTED_FORMS = (
     '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]} (OpenAI), '
     '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]} (ShareGPT) or '
@@ -170,7 +170,7 @@ def gsm8k(row: Any) -> list[Turn]:
     return question_and_answer(problem.question, *parts)
 
 
-#: By the `format` of a data set.
+#: Parsers by the `format` of a data set.
 READERS: dict[str, Callable[[Any], list[Turn]]] = {
     "conversations": chat,
     "multiple_choice": multiple_choice,
@@ -223,11 +223,11 @@ def _pieces(turns: Sequence[Turn]) -> Iterator[tuple[str, bool, bool]]:
         is_assistant = turn.role == "assistant"
         yield f"<|{turn.role}_start|>", False, False
         for part in turn.parts:
-            # Of the output nothing is learned: when sampling, the engine inserts it.
+            # The output is not a target: when sampling, the engine inserts it.
             learned = is_assistant and part.kind != "python_output"
             start, end = _AROUND.get(part.kind, (None, None))
             yield from [(start, False, learned)] if start else []
             yield part.text, True, learned
             yield from [(end, False, learned)] if end else []
-        # The assistant learns its own end, after which sampling stops; a user's end is only context.
+        # The assistant's end token is a target, after which sampling stops; a user's end is only context.
         yield f"<|{turn.role}_end|>", False, is_assistant

@@ -126,7 +126,7 @@ def simple_spelling(words: Sequence[str], number: int, split: str = "train") -> 
 def spelling_bee(words: Sequence[str], number: int, split: str = "train") -> list[Turn]:
     draw = random.Random(_seed(number, split))  # the order of the draws below is nanochat's
     word = draw.choice(words)
-    # Python draws the condition before the letter, as nanochat does. One in ten may not occur in the word at all.
+    # Python draws the condition before the letter, as nanochat does. A tenth of the letters may not occur in the word.
     letter = draw.choice(word) if draw.random() < 0.9 else draw.choice(_LETTERS)
     template = draw.choice(QUESTIONS)
     if draw.random() < 0.3:
@@ -181,7 +181,7 @@ def generated_conversations(data_set: DataSet) -> Iterator[list[Turn]]:
 
 
 def generated_key(data_set: DataSet) -> list[Any]:
-    """Return everything that the generated rows depend on, for the cache key."""
+    """Return everything on which the generated rows depend, for the cache key."""
     key: list[Any] = file_key(_words_file(data_set))
     return key if data_set.format == "questions" else [key, data_set.rows, data_set.split, digest(QUESTIONS)]
 

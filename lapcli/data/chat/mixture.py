@@ -5,7 +5,7 @@ Each data set from files is shuffled and its first `rows` are taken; then the ro
 can be counted before anything is rendered or downloaded.
 
 cache/chat/KEY are the parts of a token store, by one source file, the tokenizer and the longest row. The numbers of a
-row are its length, its number of targets, and whether it was cut at the longest row.
+row are its length, its number of targets, and whether it was truncated.
 """
 
 import random
@@ -91,20 +91,20 @@ class Mixture:
 
     def __init__(self, parts: Sequence[MixtureShare], seed: int, needs_targets: bool) -> None:
         self.parts, self._seed = parts, seed
-        # By a row's number in the mixture: the share and the row in it.
+        # Indexed by a row's number in the mixture: the part and the row in it.
         self._row_of = np.concatenate([np.tile(part.chosen, part.data_set.repeats) for part in parts])
         self._part_of = np.repeat(np.arange(len(parts)), [len(p.chosen) * p.data_set.repeats for p in parts])
         self.lengths = self._gather([part.rows.lengths for part in parts])
         self.target_counts = self._gather([part.rows.numbers[:, 1] for part in parts])
         is_usable = (self.target_counts > 0) if needs_targets else (self.lengths > 1)
         self._usable = np.flatnonzero(is_usable)
-        # Rows that are truncated at the context.
+        # Rows truncated at the context.
         self.cut = int(self._gather([part.rows.numbers[:, 2] for part in parts])[self._usable].sum())
         self.rows_asked_for = len(is_usable)
         self.dropped = self.rows_asked_for - len(self._usable)
         if len(self._usable) == 0:
             raise DataError("no row of the mixture has a training target; check the data sets, or use loss: all")
-        # Two epochs, because a batch may end one and begin the next.
+        # Two epochs, because a batch may span the boundary between them.
         self.order = lru_cache(maxsize=2)(self._compute_order)
 
     def __len__(self) -> int:
@@ -136,14 +136,14 @@ class Mixture:
 
     def _compute_order(self, epoch: int) -> np.ndarray:
         numbers = list(range(self.rows_asked_for))
-        # Epoch 0 is nanochat's shuffle (tasks/common.py); a later epoch has another order, with a text as its seed.
+        # Epoch 0 is nanochat's shuffle (tasks/common.py); later epochs have another order, seeded by a string.
         random.Random(self._seed if epoch == 0 else f"{self._seed} epoch {epoch}").shuffle(numbers)
         order = np.array(numbers)
         # Dropped after the shuffle, so that the order of the other rows is the same with and without the dropped ones.
         return order if self.dropped == 0 else order[np.isin(order, self._usable)]
 
     def _gather(self, of_parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Combine per-row values of each data set into those of the mixture's rows."""
+        """Combine per-row values of the data sets into values per row of the mixture."""
         shares = zip(self.parts, of_parts, strict=True)
         return np.concatenate([np.tile(values[part.chosen], part.data_set.repeats) for part, values in shares])
 
@@ -267,7 +267,7 @@ def fetch_data_sets(recipe: ChatRecipe) -> list[dict[str, Any]]:
 def with_local_data(recipe: ChatRecipe, folder: Path) -> ChatRecipe:
     """Return the recipe with the copies of its data sets in `folder` as sources.
 
-    A copy of hub:OWNER/NAME is the folder NAME with the hub's files; that of a file behind https has its name. Data
+    A copy of hub:OWNER/NAME is the folder NAME with the hub's files; a copy of an https file keeps its file name. Data
     sets without a copy keep their source.
     """
 

@@ -1,13 +1,13 @@
 """Augmentation of images for the model: timm's transforms, normalising, and mixing with another image.
 
 A transform takes a PIL image and returns uint8 pixels of the model's size. `normalise` follows on the device, so that
-workers send bytes and not floats.
+workers send bytes instead of floats.
 
 Mixup and CutMix work on fixed groups of the global batch, with partners side by side. timm mixes image i of a GPU's
-batch with image n - 1 - i, with one lambda (and one box) for the batch. Here a group of the global batch takes the
-GPU's place: lambda and box are drawn by (seed, step, group), and the group is ordered 0, n-1, 1, n-2, ... so that
-partners are neighbours and fall into one micro-batch of even size. Neither the number of processes nor the micro-batch
-changes what is mixed, and no image is decoded only as another's partner.
+batch with image n - 1 - i, with one lambda (and one box) for the batch. Here a group of the global batch replaces
+the GPU's batch: lambda and box are drawn by (seed, step, group), and the group is ordered 0, n-1, 1, n-2, ... so that
+partners are neighbours and fall into one micro-batch of even size. Mixing does not depend on the number of processes
+or the micro-batch, and no image is decoded only as a partner.
 
 Shapes: B images, C channels, H x W pixels, K classes.
 """
@@ -113,7 +113,7 @@ Box = tuple[int, int, int, int]  # y from, y to, x from, x to
 
 @dataclass(frozen=True)
 class GroupMix:
-    """The mixing of a group: each image keeps `share` of itself; CutMix takes the rest from the partner's box."""
+    """The mixing of a group: each image keeps the fraction `share`; CutMix takes the rest from the partner's box."""
 
     share: float
     box: Box | None
@@ -141,7 +141,7 @@ class Mixer:
             share, is_cutmix = self._draws._params_per_batch()  # timm has no public method for the draw alone
             if share == 1.0 or not is_cutmix:
                 return GroupMix(float(share), None)
-            # timm's corrected lambda: a box that the edge clips takes less from the partner than was drawn.
+            # timm's corrected lambda: a box clipped at the edge takes less from the partner than drawn.
             box, share = cutmix_bbox_and_lam((self._image, self._image), share)
             top, bottom, left, right = map(int, box)
             return GroupMix(float(share), (top, bottom, left, right))
@@ -154,7 +154,7 @@ class Mixer:
         """Mix images in place, numbered from `first` in the global batch; return them and their targets, B x K."""
         targets_BK = self._one_hot(labels_B)
         start = 0
-        # A micro-batch may end one group and begin the next, and each has its own draw.
+        # A micro-batch may span two groups, and each has its own draw.
         while start < len(labels_B):
             group, place = divmod(first + start, self.group)
             end = min(len(labels_B), start + self.group - place)
@@ -168,7 +168,7 @@ class Mixer:
 
     def _one_hot(self, labels_B: Tensor) -> Tensor:
         off = self._section.label_smoothing / self._classes
-        # As timm's mixup_target: the smoothing is spread over all K classes, the true one included.
+        # As in timm's mixup_target: the smoothing is spread over all K classes, including the true class.
         targets_BK = torch.full((len(labels_B), self._classes), off, device=labels_B.device)
         return targets_BK.scatter_(1, labels_B[:, None], 1.0 - self._section.label_smoothing + off)
 

@@ -1,14 +1,14 @@
-"""Augmentation of crops on the training device: mirroring, colours, blur, solarising and normalising, many crops at
-a time.
+"""Augmentation of crops on the training device: flips, colours, blur, solarising and normalising, many crops at a
+time.
 
 Each operation agrees with torchvision's on uint8 tensors to within one level of 255. Between operations values are
 whole numbers from 0 to 255, rounded and truncated as in Pillow, but stored in float32. An operation computes each crop
-separately, so that its bits do not depend on the others in the batch.
+separately, so that its bits do not depend on other crops in the batch.
 
 The host, which has the random draws, selects the crops of each operation and sends their indices with the batch, so
 that it never waits for the device.
 
-Shapes: N crops, R of them that share an operation, C = 3 channels, H x W pixels, K numbers drawn for a crop.
+Shapes: N crops, R crops that share an operation, C = 3 channels, H x W pixels, K random parameters per crop.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ from lapcli.runtime.devices import to_device
 JITTERS = 4  # brightness, contrast, saturation and hue, in torchvision's order
 BLUR_WIDTH = 9
 SOLARISED_FROM = 128
-#: Values processed at a time, with a few float32 copies: what fits into a cache, or enough to occupy a GPU.
+#: Values processed at a time, with a few float32 copies: to fit into a cache, or to occupy a GPU.
 VALUES_ON_THE_CPU, VALUES_ON_A_GPU = 2**18, 2**24
 
 Operation = Callable[[Tensor, Tensor], Tensor]  # crops, and a number for each, R x 1 x 1 x 1 (a blur: 9 of them)
@@ -73,7 +73,7 @@ class Recolouring:
         at_a_time = max(1, values // (C * H * W))
         for first in range(0, N, at_a_time):
             piece = slice(first, first + at_a_time)
-            # A view of the result: every operation below writes into it.
+            # A view of the result: the operations below write into it.
             x_NCHW = out_NCHW[piece].copy_(crops_NHWC[piece].permute(0, 3, 1, 2))
             self._apply(x_NCHW, drawn_NK[piece].numpy())
             normalise(x_NCHW, self._source)  # in place: it is float32 already
@@ -90,9 +90,9 @@ class Recolouring:
         places_R = places.split([len(part) for part in rows])
         numbers_R = values.split([part.size for part in numbers])
         for number, operation in enumerate(operations):
-            # R x 1 x 1 x 1; of a blur 9 x R x 1 x 1 x 1, so that weights[k] is one for each crop.
+            # R x 1 x 1 x 1; of a blur 9 x R x 1 x 1 x 1, so that weights[k] has one weight per crop.
             shaped = numbers_R[number].view(*numbers[number].shape, 1, 1, 1)
-            # By index, not by a mask, whose number of rows only the device knows: the host would wait for it.
+            # By index, not by a mask, whose row count only the device knows: that would be a host sync.
             changed_RCHW = operation(x_NCHW.index_select(0, places_R[number]), shaped)
             x_NCHW.index_copy_(0, places_R[number], changed_RCHW)
 
@@ -101,7 +101,7 @@ class Recolouring:
         order, factors = drawn_NK[:, :JITTERS], drawn_NK[:, JITTERS : 2 * JITTERS]
         mirrored, greyed, blur, solarised = drawn_NK[:, 2 * JITTERS :].T
         yield mirror, np.flatnonzero(mirrored), mirrored[mirrored > 0]
-        # In each turn a crop has one jitter, or none if its order is -1; crops with the same one share an operation.
+        # In each turn a crop has one jitter, or none if its order is -1; crops with the same jitter share an operation.
         for turn in range(JITTERS):
             for jitter, operation in enumerate(self._jitters):
                 is_next = order[:, turn] == jitter
@@ -122,7 +122,7 @@ def brightness(x_RCHW: Tensor, factor: Tensor) -> Tensor:
 def contrast(x_RCHW: Tensor, factor: Tensor) -> Tensor:
     """Scale the distance from the mean grey. Sums are of whole numbers, so they do not depend on their order."""
     grey_R1HW = grey(x_RCHW)
-    # A row's sum is exact in float32 (below 2**24), a crop's is not: rows are added up as int64.
+    # Sums of rows are exact in float32 (below 2**24), sums of crops are not: rows are added up as int64.
     sums_R = grey_R1HW.sum(dim=(1, 3)).long().sum(dim=1)
     mean_R = torch.floor(sums_R / grey_R1HW[0].numel() + 0.5)
     return _blend(x_RCHW, mean_R[:, None, None, None], factor)
@@ -156,7 +156,7 @@ def blurred(x_RCHW: Tensor, weights: Tensor, weighted: Callable[[Tensor, Tensor,
 
 
 def weighted(padded: Tensor, weights: Tensor, dimension: int) -> Tensor:
-    """Sum shifted copies with weights: elementwise, so that a crop's bits do not depend on the others in the batch."""
+    """Sum shifted copies with weights: elementwise, so that a crop's bits do not depend on other crops."""
     length = padded.shape[dimension] - BLUR_WIDTH + 1
     total = padded.narrow(dimension, 0, length) * weights[0]
     for k in range(1, BLUR_WIDTH):

@@ -17,7 +17,7 @@ Masks: rectangles of patches of the global crops, by (seed, step, group). Of a g
 G B) get a mask. The i-th of n has exactly int(P r_i) masked patches, with r_i on an even grid of n + 1 points over the
 range of ratios, of which the first is left out; then all crops of the group are shuffled.
 
-Shapes: G global and Q local crops, B images, K numbers of what was drawn for a crop.
+Shapes: G global and Q local crops, B images, K random parameters per crop.
 """
 
 import math
@@ -37,7 +37,7 @@ from lapcli.recipe.dino import CropSource
 
 GLOBALS = 2
 #: Probability of blur for the first global, the second global and a local crop.
-#: DINOv3's data/transforms.py passes 1 - p to RandomApply, so its documented probabilities are not those it runs with.
+#: DINOv3's data/transforms.py passes 1 - p to RandomApply, so its documented probabilities are not the actual ones.
 BLUR = {"executed": (0.0, 0.9, 0.5), "documented": (1.0, 0.1, 0.5)}
 MIRRORED, JITTERED, GREY = 0.5, 0.8, 0.2
 BRIGHTNESS = CONTRAST = (0.6, 1.4)
@@ -77,7 +77,7 @@ def draw(image: Image.Image, kind: CropKind) -> tuple[tuple[int, int, int, int],
     mirrored = bool(torch.rand(1) < MIRRORED)
     order: list[int] = []
     factors: Sequence[float] = ColourParameters.factors
-    # <=, as RandomApply tests it, here and for the blur; flip and grey test with <.
+    # <=, as in RandomApply, here and for the blur; flip and grey test with <.
     if torch.rand(1) <= JITTERED:
         turns, *jitters = ColorJitter.get_params(BRIGHTNESS, CONTRAST, SATURATION, HUE)
         order, factors = turns.tolist(), (*jitters[:3], _hue_of_pillow(jitters[3]))
@@ -91,9 +91,9 @@ def draw(image: Image.Image, kind: CropKind) -> tuple[tuple[int, int, int, int],
 def _hue_of_pillow(shift: float) -> float:
     """Return the average hue shift that results from Pillow's 8 bits.
 
-    Pillow truncates hues to 255ths of the circle, shifts them by whole ones and wraps at 256, which loses one more. The
-    drawn shift itself would differ from that by up to 16 of 255 in a channel of a photograph; this one differs by 10 at
-    most.
+    Pillow truncates hues to 255ths of the circle, shifts them by integers and wraps at 256, which loses a level. The
+    drawn shift itself would differ from that by up to 16 of 255 in a channel of a photograph; the result here differs
+    by 10 at most.
     """
     return (int(255 * shift) - (0.85 if shift > 0 else 0.15)) / 255
 
@@ -116,7 +116,7 @@ class BatchMasks:
             deal_masks(GLOBALS * self.group, self.grid, section.probability, section.ratio, (self.seed, step, each))
             for each in range(number, number + self.images // self.group)
         ]
-        # From group by group to crop by crop over all groups, which is the order of the crops.
+        # From per-group order to per-crop order over all groups, which is the order of the crops.
         by_crop = [masks.reshape(GLOBALS, self.group, -1) for masks in by_group]
         return np.concatenate(by_crop, axis=1).reshape(GLOBALS * self.images, -1)
 
@@ -130,7 +130,7 @@ class CropReader(Reader):
         self._filter = FILTERS[source.interpolation]
 
     def read(self, examples: Sequence[Example]) -> tuple[Tensor, ...]:
-        """Return global and local crops, then the draws for global and for local ones."""
+        """Return global and local crops, then the draws for global and for local crops."""
         crops, count = self._crops, len(examples)
         # Channels last, as Pillow has them; `Recolouring` transposes them on the device.
         global_GBHWC = np.empty((GLOBALS, count, crops.global_size, crops.global_size, 3), dtype=np.uint8)
@@ -150,7 +150,7 @@ class CropReader(Reader):
         """Return crops and draws, then the masks and the indices of the hidden patches."""
         assert self._masks is not None
         masks_MP = self._masks(*request)
-        # Here, because on a GPU the host would have to wait for the number of hidden patches.
+        # Computed here, because on a GPU the number of hidden patches would be a host sync.
         return (*self.read(examples), torch.from_numpy(masks_MP), torch.from_numpy(np.flatnonzero(masks_MP)))
 
     def _crop(self, image: Image.Image, kind: CropKind) -> tuple[np.ndarray, list[float]]:
@@ -180,12 +180,12 @@ def deal_masks(
 
 def mask_counts(crops: int, patches: int, probability: float, ratios: Sequence[float]) -> list[int]:
     masked = int(probability * crops)
-    # As DINOv3's data/collate.py, which takes the upper end of each of n ranges.
+    # As in DINOv3's data/collate.py, which takes the upper end of each of n ranges.
     return [int(patches * ratio) for ratio in np.linspace(ratios[0], ratios[1], masked + 1)[1:]]
 
 
 def block_mask(grid: tuple[int, int], count: int, generator: np.random.Generator) -> np.ndarray:
-    """Hide exactly `count` patches: by rectangles of random size, shape and place, then the rest one by one.
+    """Hide exactly `count` patches: by rectangles of random size, shape and place, then the rest patch by patch.
 
     A rectangle's area is drawn from 4 to the remaining count, at most half of the grid, and its aspect ratio between
     0.3 and 1 / 0.3, log-uniformly. It has to be smaller than the grid in both dimensions and to hide at least one more
@@ -194,7 +194,7 @@ def block_mask(grid: tuple[int, int], count: int, generator: np.random.Generator
     mask: np.ndarray = np.zeros(grid, dtype=bool)
     hidden = 0
     while hidden < count:
-        # At most half of the grid in one rectangle, as DINOv3's max_num_patches (98 of 196 patches).
+        # At most half of the grid in one rectangle, as with DINOv3's max_num_patches (98 of 196 patches).
         added = _add_rectangle(mask, min(count - hidden, mask.size // 2), generator)
         if not added:
             break

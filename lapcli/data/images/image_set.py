@@ -28,7 +28,7 @@ SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 
 #: Names of a source's held-out split, in order of preference: ImageNet's `test` has no labels, its `validation` has.
 HELD_OUT = ("validation", "valid", "val", "test")
-#: Larger labels are no classes, but something else, such as an id of each image.
+#: Larger labels are not classes but, for example, image ids.
 MOST_CLASSES = 1_000_000
 
 
@@ -46,11 +46,11 @@ class ImageSet:
         raise NotImplementedError
 
     def name(self, index: int) -> str:
-        """Return the file or row, for messages."""
+        """Return the file or row name, for messages."""
         raise NotImplementedError
 
     def image(self, index: int) -> Image.Image:
-        """Decode an image as RGB, whatever its mode in the file."""
+        """Decode an image as RGB, from any mode."""
         return decode(self.encoded(index), self.name(index))
 
     def identity(self) -> str:
@@ -181,7 +181,7 @@ class TableImages(ImageSet):
 def open_tables(
     source: str, revision: str | None = None, label_column: str | None = None
 ) -> tuple[TableImages, TableImages | None]:
-    """Open the training images, and those that the source holds out; `source` is hub:OWNER/NAME or a folder."""
+    """Open the training images, and the source's own held-out images; `source` is hub:OWNER/NAME or a folder."""
     splits = load_tables(source, revision)
     if "train" not in splits:
         raise DataError(f"{source} has no split `train`; it has {', '.join(splits)}")

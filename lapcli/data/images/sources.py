@@ -1,9 +1,9 @@
 """The images of a recipe: opening a source, holding images out, and checking both against the recipe.
 
 The built-in images need no network: scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, and its two photographs.
-These, a temple and a flower, are cut into cells that do not overlap. A piece's class is the region of the photograph
-that contains it; every second cell, as on a chessboard, is held out, so that held-out pieces share no pixel with the
-others.
+The latter, a temple and a flower, are cut into non-overlapping cells. A piece's class is the region of the photograph
+that contains it; every second cell, as on a chessboard, is held out, so that held-out pieces share no pixels with
+training pieces.
 """
 
 import json
@@ -77,11 +77,11 @@ def first_values(folder: Path) -> dict[str, str | None]:
 def open_held_out(source: ImageFiles, classes: list[str]) -> tuple[ImageSet, str]:
     """Open and describe the evaluation images of a model with those classes. No training image is read.
 
-    A folder without splits is used as a whole.
+    A folder without splits is used completely.
     """
     train, validation, _ = _parts(source, whole=True)
     _check_count(validation, len(classes), source)
-    # A table without names of classes has numbers in their place, whose order says nothing about the model's.
+    # A table without class names has numbers instead, whose order may differ from the model's.
     are_named = validation.classes != [str(number) for number in range(len(validation.classes))]
     if are_named and validation.classes != classes:
         actual, expected = next(pair for pair in zip(validation.classes, classes, strict=True) if pair[0] != pair[1])
@@ -110,7 +110,7 @@ def _parts(source: ImageFiles, whole: bool = False) -> tuple[ImageSet, ImageSet,
     train, own_validation = _open(source, source.train)
     note = _unused_folders(source)
     if isinstance(source.validation, str):
-        # A folder of images for each class, or one of tables with a split of its own.
+        # A folder of images per class, or a folder of tables with its own split.
         other, held_out = _open(source, source.validation)
         return train, held_out or other, note
     if isinstance(source.validation, float):
@@ -142,7 +142,7 @@ def _unused_folders(source: ImageFiles) -> str | None:
 
 
 def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
-    """Open the training part of a source, and its own held-out part if it has one."""
+    """Open the training part of a source, and its held-out part, if any."""
     if where == "builtin":
         return Digits(), None
     if where == "builtin:photographs":
@@ -157,7 +157,7 @@ def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
         raise DataError(
             f"there is no folder {folder}; give `builtin`, `builtin:photographs`, `hub:OWNER/NAME` or a folder"
         )
-    # A folder of images for each class, and not of tables.
+    # A folder of images per class, not of tables.
     if any(next(image_files(place), None) for place in (folder / "train").glob("[!.]*/")):
         held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
         return FolderImages(folder / "train"), FolderImages(held_out) if held_out else None
@@ -167,7 +167,7 @@ def _open(source: ImageFiles, where: str) -> tuple[ImageSet, ImageSet | None]:
 
 
 def held_out_fraction(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Hold out the same fraction of each class, at least one image and never all; a single image is trained on."""
+    """Hold out the same fraction of each class, at least one image, never all; a single image is not held out."""
     generator = np.random.default_rng([seed, len(images)])
     held_out = []
     for label in range(len(images.classes)):

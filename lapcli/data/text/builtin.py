@@ -69,7 +69,7 @@ def without_repeats(documents: Iterable[str]) -> Iterator[str]:
                 kept.append(paragraph)
                 if len(paragraph) >= REPEATABLE:
                     seen.add(paragraph)
-        # Headings alone are not a document: all of its text stands in an earlier one.
+        # Headings alone are not a document: its text is in an earlier document.
         if len(seen) > before:
             yield "\n\n".join(kept)
 
@@ -78,8 +78,8 @@ def _modules(root: Path) -> list[str]:
     """Return the library's source files, relative to `root`, in an order independent of the file system."""
     names = []
     for folder, children, files in os.walk(root):
-        # In place: os.walk descends into what is left. A name with a dash is no package, but of this build, such as
-        # config-3.11-x86_64-linux-gnu.
+        # In place: os.walk descends into the remaining folders. A name with a dash belongs to this build and is not a
+        # package, such as config-3.11-x86_64-linux-gnu.
         children[:] = [name for name in children if name not in SKIPPED_FOLDERS and "-" not in name]
         # `_sysconfigdata...` holds the compiler's flags of this machine.
         names += [os.path.join(folder, name) for name in files if name.endswith(".py") and "_sysconfigdata" not in name]

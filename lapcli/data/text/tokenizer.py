@@ -30,7 +30,7 @@ SPECIAL_TOKENS: tuple[str, ...] = (
     "<|output_end|>",
 )
 
-# As GPT-4's, but digits in pairs instead of triples. By priority: contractions; letters with one other character
+# GPT-4's pattern, but digits in pairs instead of triples. By priority: contractions; letters with one other character
 # before them; one or two digits; punctuation with a space before and newlines after; blanks that end in a newline;
 # other blanks.
 SPLIT_PATTERN = (
@@ -40,12 +40,12 @@ SPLIT_PATTERN = (
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
-# Text that a tokenizer which changes text (lower-casing, normalising, a space in front) would not reproduce.
+# A text that is not reproduced by tokenizers that alter text (lower-casing, normalising, a leading space).
 PROBE = "Zwölf  Boxkämpfer\r\n\te\u0301 \u00e9\u3000\U0001f600\x00 it's 1234<|bos|>\n\n"
 
 
 def _byte_characters() -> list[str]:
-    """Return the character by which `tokenizers` writes each byte: itself if printable, else one from U+0100 on."""
+    """Return the character by which `tokenizers` writes each byte: itself if printable, else one above U+00FF."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
@@ -59,7 +59,7 @@ class Tokenizer:
     """Converts text to ids and back. Text is never encoded to a special token, whatever it contains."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        # A tokenizer.json may have both switched on, and would then change the lengths of what it encodes.
+        # A tokenizer.json may have both switched on, which would change the lengths of encoded texts.
         inner.no_padding()
         inner.no_truncation()
         # Not part of the saved file: without it "<|bos|>" inside a document would become the special token.
@@ -117,8 +117,8 @@ class Tokenizer:
     def encode_stream(self, texts: Iterable[str]) -> Iterator[tuple[bool, list[int]]]:
         """Encode texts on all cores; yield the ids of each piece of a text, after whether it begins the text.
 
-        Long texts are cut into pieces whose ids are those of the text: as a whole they would take 200 bytes of memory
-        per byte. Where that is possible depends on the split pattern: with any but our own a text stays whole. A lone
+        Long texts are split into pieces that give the same ids: unsplit they would take 200 bytes of memory per
+        byte. Where that is possible depends on the split pattern: with a foreign pattern a text is not split. A lone
         surrogate, which has no UTF-8 bytes, becomes U+FFFD.
         """
         waiting: list[tuple[bool, str]] = []
@@ -163,10 +163,10 @@ _BLANK = re.compile(r"(?<=\S) (?=\S)|(?<=\n)(?=\S)")
 
 
 def cut_at_blanks(text: str, length: int) -> Iterator[str]:
-    """Cut text into pieces of at least `length` characters where SPLIT_PATTERN splits anyway.
+    """Split text into pieces of at least `length` characters where SPLIT_PATTERN splits anyway.
 
     That is before a single space between other characters, which can only begin a piece, and after a newline, which
-    can only end one. Text that has neither for a million characters is cut nevertheless.
+    can only end one. Text without either for a million characters is split nevertheless.
     """
     start = 0
     while len(text) - start > length:
@@ -209,7 +209,7 @@ def _assemble(model: models.BPE, pattern: str = SPLIT_PATTERN, special: Sequence
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            # Its own regex is GPT-2's, and would split again what ours has split.
+            # Its own regex is GPT-2's, which would split our pieces again.
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -219,7 +219,7 @@ def _assemble(model: models.BPE, pattern: str = SPLIT_PATTERN, special: Sequence
 
 
 #: The trainer takes quadratic time in the length of a word: 46 seconds for 200,000 bytes. No real word is that long;
-#: a run that is, such as the rest of a file that a crash filled with one byte, is split.
+#: longer runs, such as the rest of a file that a crash filled with one byte, are split.
 _LONG_RUN = re.compile(r"(\w{2048}|\s{2048}|[^\w\s]{2048})")
 
 
@@ -228,7 +228,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: i
     ordinary = vocab - len(SPECIAL_TOKENS)
     learner = _assemble(models.BPE())
     # Ties among equally frequent pairs go to the smaller ids. The trainer would number the bytes by their printable
-    # characters; handing them over as "special" tokens numbers them by value, which makes ties fall as in rustbpe.
+    # characters; handing them over as "special" tokens numbers them by value, which breaks ties as in rustbpe.
     trainer = trainers.BpeTrainer(vocab_size=ordinary, special_tokens=BYTE_CHARACTERS, show_progress=False)
     learner.train_from_iterator(_excerpts(texts, max_chars, crop), trainer)
     learned = json.loads(learner.to_str())["model"]
@@ -238,7 +238,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int, *, max_chars: int, crop: i
             f"the text is too small for a vocabulary of {vocab:,} tokens: it gives {possible:,}; set tokenizer.vocab "
             f"to {possible} or less, give more text, or raise tokenizer.train_crop (now {crop:,} characters a document)"
         )
-    # Assembled anew, because in the learner the 256 bytes are special tokens too.
+    # Rebuilt, because in the trainer the 256 bytes are special tokens too.
     model = models.BPE(vocab=learned["vocab"], merges=[tuple(merge) for merge in learned["merges"]])
     return Tokenizer(_assemble(model, special=SPECIAL_TOKENS))
 

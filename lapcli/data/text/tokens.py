@@ -1,16 +1,16 @@
 """From a text source to memory-mapped token ids, tokenised once and cached, and to batches.
 
 The files of a source (the built-in text, a hub data set or local ones) are read as one sequence of documents, some of
-them held out for validation, which are computed from the seed.
+them held out for validation, selected by the seed.
 
 cache/tokenizers/KEY/{index.json, tokenizer.json}     by the source's files, the split and the tokenizer's settings
 cache/text/KEY/{index.json, *.bin}                    by the files of a part, how they are read, and the tokenizer
 
 A batch is a function of (seed, step): sequences of a stream of documents in an order that is computed, not stored.
 Sequence n of a run is sequence n % sequences_per_epoch of epoch n // sequences_per_epoch. Sequence i of the stream
-covers tokens [i T, i T + T]: the last target of one is the first input of the next, and every token but the stream's
-first (and the few after the last complete sequence) is a target once per epoch. The assignment of positions to ranks
-changes nothing.
+covers tokens [i T, i T + T]: the last target of one is the first input of the next, and every token except the
+stream's first (and a few after the last complete sequence) is a target once per epoch. The assignment to ranks has no
+effect on the result.
 
 Shapes: B sequences, T tokens of context.
 """
@@ -44,7 +44,7 @@ PART_BYTES = 1 << 26  # consecutive files are tokenised into one part as long as
 
 @dataclass(frozen=True)
 class TextData:
-    """The tokenizer and the tokens that a language model is trained and validated on."""
+    """The tokenizer, and the training and validation tokens of a language model."""
 
     tokenizer: Tokenizer
     train: TokenStream
@@ -55,18 +55,18 @@ class TextData:
 
 
 class Corpus:
-    """A source's documents in source order, cropped, without nulls and empty ones."""
+    """A source's documents in source order, cropped, without null and empty documents."""
 
     def __init__(self, source: TextSource, files: Sequence[Path], progress: Progress | None = None) -> None:
         self.source, self.files, self._progress = source, files, progress
         self._holds_out_a_file = source.validation is None and len(files) > 1
         self._fraction = source.validation or DEFAULT_FRACTION
-        # A source in random order is used in that order, also for the documents that are held out.
+        # A shuffled source keeps its order, also for the held-out documents.
         self.seed = None if source.shuffled else 0
         self._keys = [file_key(path) for path in files]
         self._sizes = [int(size) for _, size, _ in self._keys]
         self.size = sum(self._sizes)
-        # Of the part last read: nulls and empty documents, and whether its only document was split.
+        # For the part last read: the number of nulls and empty documents, and whether its only document was split.
         self.skipped, self.is_split = 0, False
         self.parts: list[range] = []  # the files of each part of the token store
         room = -1
@@ -89,7 +89,7 @@ class Corpus:
         return cache_dir() / "tokenizers" / digest(VERSION, self._keys, split, settings)[:32]
 
     def documents(self, part: range, doing: str) -> Iterator[str]:
-        """Yield the documents of a part; the only document of a single file is split in two, to hold the second out."""
+        """Yield the documents of a part; the only document of a single file is split in two, to hold out the second."""
         documents = self._read(part, doing)
         first = list(islice(documents, 2)) if len(self.files) == 1 else []
         self.is_split = len(first) == 1
@@ -131,9 +131,9 @@ class Corpus:
 
 
 def held_out(count: int, fraction: float, seed: int | None) -> np.ndarray:
-    """Return a mask of the validation documents, at least one and never all.
+    """Return a mask of the validation documents, at least one, never all.
 
-    They are the last of the shuffled order, or without a seed of the source's own order, which is random already.
+    They are the last in shuffled order, or without a seed in the source's own order, which is random already.
     """
     held = min(max(math.ceil(count * fraction), 1), count - 1)
     order = np.arange(count) if seed is None else document_order(count, seed, "validation")
@@ -242,7 +242,7 @@ def _tokenise(corpus: Corpus, part: range, tokenizer: Tokenizer, folder: Path) -
     for begins, ids in tokenizer.encode_stream(corpus.documents(part, "tokenising")):
         if begins and has_begun:
             writer.end()
-        # BOS only before the first piece: the later ones continue the document.
+        # BOS only before the first piece: later pieces continue the document.
         writer.append([tokenizer.bos, *ids] if begins else ids)
         has_begun = True
     if has_begun:
@@ -274,8 +274,8 @@ class TokenBatches:
                 "give more text or a smaller model.context"
             )
         self._stream, self._context, self._batch, self._seed, self._shuffled = stream, context, batch, seed, shuffled
-        # Two epochs, because a batch may end one and begin the next. A cache of a bound method would be a reference
-        # cycle, and the stream's files would stay open until a garbage collection.
+        # Two epochs, because a batch may span the boundary between them. Caching a bound method would be a reference
+        # cycle: the files would stay open until a garbage collection.
         count = self.sequences_per_epoch
         self._order = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(count))
 
@@ -284,7 +284,7 @@ class TokenBatches:
         tokens = np.empty((count, self._context + 1), dtype=np.int64)
         for row in range(count):
             epoch, index = divmod(step * self._batch + first + row, self.sequences_per_epoch)
-            # A source in random order is read in that order in every epoch, as nanochat's loader does.
+            # A shuffled source is read in the same order in every epoch, as in nanochat's loader.
             index = index if self._shuffled else int(self._order(epoch)[index])
             tokens[row] = self._stream.read(index * self._context, self._context + 1)
         tokens_BT = torch.from_numpy(tokens)

@@ -1,12 +1,12 @@
-"""The benchmarks of language models: what each of them declares, and the registry that finds them by name.
+"""Benchmarks of language models: the declaration of a benchmark, and the registry of names.
 
 A benchmark has a name, files and rows, the paper's prompt, and lm-eval's own task. It is one class in one
 file, which imports torch and lm-eval inside functions, never at the top, so that names can be looked up without
 them.
 
 The rows are on the hub or in a local folder. `--data DIR` is a folder that holds the benchmarks' folders (`DIR/arc`,
-`DIR/mmlu` ...) with the hub's files, or one of these; a benchmark that is missing there is an error, never another
-source.
+`DIR/mmlu` ...) with the hub's files, or one of these; a missing benchmark is an error; no other source is
+tried.
 """
 
 import math
@@ -60,10 +60,10 @@ class PreparedTask:
 
 
 class Benchmark:
-    """A benchmark. A subclass declares what is asked and how answers are scored; its instance is registered by name.
+    """A benchmark. A subclass declares the questions and the scoring; its instance is registered by name.
 
     `lap eval --tasks NAME` calls `paper_task` under `--protocol paper` and `lm_eval_task` under `--protocol harness`.
-    One with files says by `read_row` what a document is; one without has `documents` of its own.
+    With files, `read_row` returns a row's document; without files, the subclass overrides `documents`.
     """
 
     name: str
@@ -178,7 +178,7 @@ def letters_definition(
     labels: Callable[[Document], list[str]],
     right_label: Callable[[Document], int],  # its place among the labels
 ) -> dict[str, Any]:
-    """Define a multiple-choice task: an answer is correct if the correct label is the likeliest one."""
+    """Define a multiple-choice task: an answer is correct if the correct label is the most likely."""
     return task_definition(
         name,
         LETTERS_VERSION,
@@ -262,5 +262,5 @@ BENCHMARKS: Registry[Benchmark] = Registry(
     },
 )
 
-#: The columns of the paper's table, over which it takes its average.
+#: The columns of the paper's table, over which it averages.
 PAPER_TASKS = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")

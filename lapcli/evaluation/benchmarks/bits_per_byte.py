@@ -1,7 +1,7 @@
-"""Bits per byte of held-out text, document by document: each is read from <|bos|> on, in windows of the context.
+"""Bits per byte of held-out text, document by document: each starts with <|bos|> and is read in context windows.
 
-The validation of `lap train` reads the same text as one stream, in which the context of a document begins with its
-predecessors, so that its number is a little lower.
+The validation of `lap train` reads the same text as one stream, where earlier documents are part of the context,
+so its value is slightly lower.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ class BitsPerByte(Benchmark):
 def _held_out(run: Run) -> Documents:
     """Return the part of the run's held-out text that the validation reads."""
     recipe: Any = run.recipe
-    # The tokenizer of the run, not of the recipe: with train.init_from it comes from elsewhere.
+    # The tokenizer of the run, not of the recipe: with train.init_from they can differ.
     prepared = prepare_text(recipe.data, Tokenizer.from_file(run.path / TOKENIZER))
     tokens = prepared.validation.read(0, min(len(prepared.validation), recipe.validation.tokens))
     starts = np.flatnonzero(tokens == prepared.tokenizer.bos)

@@ -43,7 +43,7 @@ class Choices(Benchmark):
 
 
 def prompt_form(run: Run) -> str:
-    """Return the wording that a chat run was fine-tuned with: nanochat's if it was imported from there, else ours."""
+    """Return the question wording of a chat run's fine-tuning: nanochat's for imported runs, else ours."""
     return str(run.info.get("prompt_form", "lap"))
 
 

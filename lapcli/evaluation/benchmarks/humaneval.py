@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 VERDICTS = 2  # version of the sandbox's judgement; journalled verdicts of another version are not reused
 ProgramOf = Callable[[Document, str], str]
 
-# As nanochat: a block without a language or of `python`, whose fences end a line and begin one.
+# As in nanochat: a block without a language or with `python`, whose fences end and begin a line.
 _BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
 
 
@@ -57,13 +57,13 @@ class HumanEval(Benchmark):
 
 
 def _continued_program(document: Document, answer: str) -> str:
-    """Return the program under lm-eval's protocol: the model continues the head of the function."""
+    """Return the program under lm-eval's protocol: the model continues the signature."""
     return str(document["prompt"]) + answer
 
 
 def answered_program(document: Document, answer: str) -> str:
-    """Return the program under the paper's protocol: the answer's first fenced block, else all of it, after the
-    prompt's imports. The head of the function is not put before it: the model answers with the whole function."""
+    """Return the program under the paper's protocol: the answer's first fenced block, else the full text, after
+    the prompt's imports. The signature is not prepended: the model answers with the complete function."""
     block = _BLOCK.search(answer)
     return "\n".join([*_imports(document["prompt"]), "", (block[1] if block else answer).strip()])
 

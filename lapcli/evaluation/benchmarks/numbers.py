@@ -32,7 +32,7 @@ SPELLING_DOCUMENTS = 256
 
 
 def final_number(text: str) -> str | None:
-    """Return the number after the first `####`, without commas; numbers are compared as texts."""
+    """Return the number after the first `####`, without commas; numbers are compared as strings."""
     match = _NUMBER.search(text)
     return match and match[1].replace(",", "")
 
@@ -84,7 +84,7 @@ class Spelling(Gsm8k):
         return Documents(documents, {f"generated from builtin text {sha256_of_file(builtin_text())[:16]}": digest})
 
     def lm_eval_task(self, request: "Request") -> PreparedTask:
-        """Ask for the likeliest answer alone; lm-eval itself has no such task."""
+        """Sample only the greedy answer; lm-eval itself has no such task."""
         greedy = Settings(sampling=Sampling(samples=1, temperature=0.0))
         return self.paper_task(replace(request, settings=greedy))
 

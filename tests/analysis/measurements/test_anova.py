@@ -1,4 +1,4 @@
-"""Shares of the variance against plain loops over classes, examples and tokens; the identity; invariances."""
+"""Variance fractions against plain loops over classes, examples and tokens; the identity; invariances."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def images(seed, examples=13, tokens=5, width=3, classes=4):
 
 
 def by_loops(x_BTD, labels_B):
-    """The paper's formulas, with averages written as they are nested."""
+    """The paper's formulas, with averages nested as printed."""
     by_class = [x_BTD[labels_B == c] for c in np.unique(labels_B)]
     class_means = [np.mean([sequence.mean(axis=0) for sequence in group], axis=0) for group in by_class]
     centre = np.mean(class_means, axis=0)
@@ -47,7 +47,7 @@ def by_loops(x_BTD, labels_B):
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12))
-def test_images_are_as_by_the_papers_formulas_and_parts_sum_to_the_total(seed, batch):
+def test_images_match_the_paper_formulas_and_parts_sum_to_the_total(seed, batch):
     x, labels = images(seed)
     found, expected = measured(x, labels, batch).values, by_loops(x, labels)
     for name, value in expected.items():
@@ -56,7 +56,7 @@ def test_images_are_as_by_the_papers_formulas_and_parts_sum_to_the_total(seed, b
     assert sum(found[f"{name}_share"] for name in IMAGE_PARTS) == pytest.approx(1)
 
 
-def test_a_token_is_an_example_of_its_next_token_and_rare_ones_are_left_out():
+def test_tokens_are_classified_by_next_token_and_rare_ones_are_skipped():
     rng = np.random.default_rng(0)
     x, labels = rng.normal(size=(6, 20, 4)), rng.choice(5, size=(6, 20), p=[0.5, 0.2, 0.15, 0.1, 0.05])
     labels[0, 0] = 5  # a next token that is seen once
@@ -70,7 +70,7 @@ def test_a_token_is_an_example_of_its_next_token_and_rare_ones_are_left_out():
     assert "within_sequence" not in found
 
 
-def test_equal_tokens_have_no_shares():
+def test_identical_tokens_have_no_variance_fractions():
     found = measured(np.full((4, 3, 2), 0.1), np.array([0, 0, 1, 1])).values
     assert (found["total"], found["within_sequence_share"]) == (0, None)
     assert measured(np.ones((2, 3, 2)), np.array([0, 1])).values["total"] is None  # one example of each

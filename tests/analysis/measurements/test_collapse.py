@@ -1,4 +1,4 @@
-"""NC1 to NC4: an exact simplex, hand-worked cases, plain loops, and input that has no answer."""
+"""NC1 to NC4: an exact simplex, hand-worked cases, plain loops, and degenerate input."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from lapcli.analysis.measurements.collapse import CollapseOfLayer
 
 
 def simplex(classes, width, seed=0):
-    """An equiangular tight frame: C unit corners with cosines -1/(C-1), turned into `width` dimensions."""
+    """An equiangular tight frame: C unit corners with cosines -1/(C-1), rotated into `width` dimensions."""
     frame = np.linalg.qr(np.random.default_rng(seed).normal(size=(width, classes)))[0].T
     return np.sqrt(classes / (classes - 1)) * (frame - frame.mean(axis=0))
 
@@ -40,7 +40,7 @@ def test_an_exact_simplex_is_complete_collapse(classes, width):
     assert found["nc2_equiangular_as_printed"] > 1e-3  # with the offset the printed form is no simplex
 
 
-def test_random_features_are_as_by_loops():
+def test_random_features_match_plain_loops():
     rng = np.random.default_rng(0)
     C, D, N, T = 4, 6, 23, 3
     W, labels = rng.normal(size=(C, D)), np.concatenate([np.arange(C), rng.integers(0, C, N - C)])

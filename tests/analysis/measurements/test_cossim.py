@@ -18,7 +18,7 @@ def test_cosine_similarity_is_the_mean_over_pairs(batch):
 
 
 def test_cosine_similarity_by_hand():
-    """Three tokens, two of them equal and one across: pairs 1, 0, 0."""
+    """Three tokens, two of them equal and one orthogonal: pairs 1, 0, 0."""
     x = torch.tensor([[[2.0, 0.0], [5.0, 0.0], [0.0, 3.0]]])
     assert of_tokens(CosineSimilarity, [x]).values["cosine_similarity"] == pytest.approx(1 / 3)
     assert of_tokens(CosineSimilarity, [x[:, :1]]).values["cosine_similarity"] is None  # no pairs

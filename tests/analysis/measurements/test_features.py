@@ -1,4 +1,4 @@
-"""Colours of patches: planted components, and patches that are equal."""
+"""Colours of patches: planted components and identical patches."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from lapcli.analysis.measurements.features import colours
 
 
 def test_colours_of_planted_components():
-    """Three independent signs over the patches are three components: every patch is near 0 or 1 in each colour."""
+    """Three independent sign patterns give three components: every patch is near 0 or 1 in each colour."""
     signs = np.array([[a, b, c] for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)], dtype=float)
     directions = np.linalg.qr(np.random.default_rng(0).normal(size=(6, 3)))[0].T
     rgb, shares = colours(signs * [3, 2, 1] @ directions + 5)

@@ -1,4 +1,4 @@
-"""Maps of heads against known spectra and against whole matrices of each architecture."""
+"""OV maps of heads against known spectra and the dense matrices of each architecture."""
 
 import math
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ def quantities(matrix):
     return tuple(found[name] for name in ("mean_eigenvalue", "symmetric", "diagonal"))
 
 
-def test_known_spectra():
+def test_ov_of_known_spectra():
     angle = 0.3
     rotation = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     assert quantities(-0.7 * torch.eye(4)) == pytest.approx((-0.7, 1, 1))
@@ -40,7 +40,7 @@ def whole(value_VC, output_CI, heads):
 
 
 @pytest.mark.parametrize("build", [lambda: gpt(1), lambda: gpt(1, kv_heads=2), lambda: vit(2), lambda: dino(1)])
-def test_heads_of_our_models_are_their_matrices(build):
+def test_heads_of_our_models_match_dense_matrices(build):
     model = build()[0]
     anatomy = anatomy_of(model)
     attention = anatomy.blocks[1].attn

@@ -1,12 +1,12 @@
-"""A measurement is one file or one call from outside: help, `all`, options, output and reports know it from then on."""
+"""A measurement is one file or one call from outside: help, `all`, options, output and reports then include it."""
 
 import sys
 
 from support import run_process
 
 
-def test_help_and_wrong_usage_are_answered_without_torch(tmp_path):
-    """In a process of its own, in which nothing has been imported yet."""
+def test_help_and_usage_errors_need_no_torch(tmp_path):
+    """Run in a fresh process, with nothing imported yet."""
     lines = [
         ["analyze", "-h"],
         ["analyze", "spectrun"],

@@ -6,7 +6,7 @@ import torch
 from lapcli.analysis.measurements.scatter import TokenSample
 
 
-def test_a_sample_does_not_depend_on_batches_and_keeps_to_its_classes():
+def test_sample_is_independent_of_batches_and_restricted_to_its_classes():
     rng = np.random.default_rng(0)
     x, labels = torch.from_numpy(rng.normal(size=(30, 4, 3))), torch.from_numpy(rng.integers(0, 5, 30))
 

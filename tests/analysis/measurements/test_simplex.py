@@ -1,4 +1,4 @@
-"""Tokens on the simplex of three classes: the map, its invariances, and tokens with known places."""
+"""Tokens on the simplex of three classes: the map, its invariances, and tokens with known positions."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def test_the_corners_are_an_equilateral_triangle():
     np.testing.assert_allclose(sides, np.sqrt(2))
 
 
-def test_orthonormal_rows_go_to_the_corners_and_scale_of_rows_does_not_matter():
+def test_orthonormal_rows_map_to_the_corners_at_any_scale():
     rows = np.linalg.qr(np.random.default_rng(0).normal(size=(8, 3)))[0].T
     np.testing.assert_allclose(simplex_map(rows) @ rows.T, CORNERS, atol=1e-12)
     np.testing.assert_allclose(simplex_map(rows * [[2.0], [5.0], [0.1]]), simplex_map(rows), atol=1e-12)

@@ -1,4 +1,4 @@
-"""Attention to the first token and to oneself against dense matrices; what operators learned against the weights."""
+"""Attention to the first token and to itself against dense matrices; operator parameters against the weights."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ LEARNT = [{"mix": {"heads": 2, "learn": ["alpha"]}, "gate": 1}, {"exclusive": {"
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_blocks_of_rows_are_the_whole_matrix(causal, rows, monkeypatch):
+def test_row_blocks_match_the_full_matrix(causal, rows, monkeypatch):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 7, 5, dtype=torch.float64) for _ in range(3))
     monkeypatch.setattr(heads, "NUMBERS_AT_ONCE", rows * 2 * 3 * 7)
@@ -31,7 +31,7 @@ def test_blocks_of_rows_are_the_whole_matrix(causal, rows, monkeypatch):
             assert float(cosine[b, h]) == pytest.approx(float(cosines.mean()))
 
 
-def test_what_was_learnt_is_what_the_weights_say():
+def test_learned_mixing_matches_the_weights():
     model, tokens = gpt(0, operators=LEARNT)
     inputs = []
     model.blocks[0].attn.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
@@ -57,7 +57,7 @@ def test_a_device_without_float64_gives_the_same_numbers(kind, monkeypatch):
             assert found.series[name].tolist() == pytest.approx(series.tolist(), rel=1e-12, nan_ok=True)
 
 
-def test_a_model_that_learns_none_has_no_mixing():
+def test_a_model_without_learned_operators_has_no_mixing():
     class Opened:
         model, _ = gpt(2)
         anatomy = anatomy_of(model)

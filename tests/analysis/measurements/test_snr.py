@@ -8,7 +8,7 @@ from analysis_support import of_tokens
 from lapcli.analysis.measurements.similarity import SignalToNoise
 
 
-def test_ratio_of_mean_and_spread():
+def test_ratio_of_mean_to_spread():
     x = np.random.default_rng(1).normal(size=(4, 6, 3)) + 2
     ratios = []
     for s in x:

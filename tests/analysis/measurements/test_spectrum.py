@@ -1,4 +1,4 @@
-"""Spectrum over sequences: numpy's singular values of each, planted ranks, invariances, degenerate input."""
+"""Spectrum over sequences: numpy's singular values, planted ranks, invariances, degenerate input."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def tokens(seed, sequences=3, count=7, width=5):
     return torch.randn(sequences, count, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def test_mean_deviation_and_k_are_over_sequences():
+def test_mean_deviation_and_k_are_computed_over_sequences():
     x = tokens(1, sequences=5)
     found = measured(x)
     values = np.stack([np.linalg.svd(s - s.mean(axis=0), compute_uv=False) ** 2 for s in x.numpy()])
@@ -50,7 +50,7 @@ def test_a_planted_signal_gives_its_k(tall):
     st.floats(0.01, 100),
     st.integers(1, 5),
 )
-def test_rotation_shift_and_order_change_nothing_scale_squares(seed, shape, scale, batch):
+def test_invariance_to_rotation_shift_and_order_and_quadratic_scaling(seed, shape, scale, batch):
     x = tokens(seed, *shape)
     generator = torch.Generator().manual_seed(seed)
     rotation = torch.linalg.qr(torch.randn(shape[2], shape[2], dtype=torch.float64, generator=generator))[0]
@@ -64,7 +64,7 @@ def test_rotation_shift_and_order_change_nothing_scale_squares(seed, shape, scal
     assert one.values["k_0.99"] == pytest.approx(other.values["k_0.99"])
 
 
-def test_sequences_of_equal_tokens_have_no_k():
+def test_sequences_of_identical_tokens_have_no_k():
     constant = torch.full((2, 5, 3), 0.1, dtype=torch.float32).double()
     assert measured(constant).values["k_0.99"] is None
     mixed = measured(torch.cat([constant, tokens(0, 2, 5, 3)]))

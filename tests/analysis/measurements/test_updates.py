@@ -1,4 +1,4 @@
-"""What heads add: their sum is what the attention module adds, and the paper's picture in a case worked by hand."""
+"""Head updates: their sum is the attention module's update, and a hand-worked case of the paper's picture."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ OPERATORS = [{"centered": 2, "gate": 1}, {"value-only": 1, "mix": {"heads": 1, "
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_heads_updates_sum_to_what_the_layer_adds(name):
+def test_head_updates_sum_to_the_layer_update(name):
     model, inputs = MODELS[name]()
     anatomy = anatomy_of(model)
     summed, added = {}, {}
@@ -52,7 +52,7 @@ def test_the_heads_updates_sum_to_what_the_layer_adds(name):
 
 
 def one_head(laplacian, out, causal=False):
-    """Zero queries attend to all tokens alike; values are the tokens themselves."""
+    """Zero queries attend to all tokens equally; values are the tokens themselves."""
     x_BTC = torch.randn(3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
     zeros, values = torch.zeros(3, 1, 6, 4, dtype=torch.float64), x_BTC[:, None]
     moments = [StreamingMoments()]
@@ -62,7 +62,7 @@ def one_head(laplacian, out, causal=False):
 
 
 def test_an_attention_head_moves_tokens_along_the_mean():
-    """Each token gets the mean: parallel to it, and a shift of all tokens leaves the variance."""
+    """Each token gets the mean: parallel to it, and a shift of all tokens preserves the variance."""
     found = one_head(False, torch.eye(4, dtype=torch.float64))
     assert found.values["attention_cosine_with_mean"] == pytest.approx(1)
     assert found.values["attention_variance_change"] == pytest.approx(0, abs=1e-12)
@@ -70,7 +70,7 @@ def test_an_attention_head_moves_tokens_along_the_mean():
 
 
 def test_a_laplacian_head_moves_tokens_towards_the_mean():
-    """With the output -I each token is moved onto the mean: all variance is gone. Half way, a quarter is left."""
+    """With the output -I each token is moved onto the mean: all variance is gone. Halfway, a quarter remains."""
     found = one_head(True, -torch.eye(4, dtype=torch.float64))
     assert found.values["laplacian_cosine_towards_mean"] == pytest.approx(1)
     assert found.values["laplacian_variance_change"] == pytest.approx(-1)

@@ -10,13 +10,13 @@ from lapcli.recipe.chat import DataSet
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """One token a byte, then the nine special ones."""
+    """One token per byte, then the nine special tokens."""
     return train_tokenizer(["a"], 265, max_chars=10, crop=10)
 
 
 @pytest.fixture
 def data_set(tmp_path):
-    """Writes rows to a file and gives the data set of it."""
+    """Write rows to a file and return its data set."""
 
     def write(name, lines, **changes):
         path = tmp_path / f"{name}.jsonl"

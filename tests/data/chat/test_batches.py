@@ -1,4 +1,4 @@
-"""Batches against rows that are laid out by hand."""
+"""Batches against hand-written rows."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def stream(mixture, epoch):
 
 
 @pytest.mark.parametrize("only_marked", [False, True])
-def test_packed_sequences_cut_the_stream(mixture, only_marked):
+def test_packed_sequences_split_the_stream(mixture, only_marked):
     context = 16
     batches = PackedBatches(mixture, context, only_marked)
     seen = 0

@@ -1,4 +1,4 @@
-"""Rendering against tokens worked out by hand: the tokenizer here has one token a byte, then the nine special ones."""
+"""Rendering against tokens worked out by hand: the tokenizer has one token per byte, then the nine special tokens."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def spoken(*messages):
     return conversation([{"role": role, "content": content} for role, content in messages])
 
 
-def test_token_by_token(tokenizer):
+def test_rendering_token_by_token(tokenizer):
     turns = [
         *spoken(("system", "Be."), ("user", "2+2"))[:1],
         question_and_answer("", "It", MessagePart("python", "2+2"), MessagePart("python_output", "4"), "is")[1],
@@ -48,6 +48,6 @@ def test_text_never_gives_special_tokens(tokenizer):
         ([{"role": "user", "content": 5}], "content"),
     ],
 )
-def test_malformed(messages, reason):
+def test_malformed_conversations(messages, reason):
     with pytest.raises(Malformed, match=reason):
         conversation(messages)

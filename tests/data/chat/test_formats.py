@@ -65,7 +65,7 @@ def test_malformed_choices(row):
 
 
 def read_back(ids, tokenizer):
-    """The question and the answer with its <<a=b>> marks, from nothing but the tokens."""
+    """The question and the answer with its <<a=b>> marks, recovered from the tokens alone."""
     text = tokenizer.decode_bytes(ids).decode()
     found = re.fullmatch(
         r"<\|bos\|><\|user_start\|>(.*)<\|user_end\|><\|assistant_start\|>(.*)<\|assistant_end\|>", text, re.DOTALL
@@ -82,7 +82,7 @@ def test_real_gsm8k_rendered_and_read_back(test_data):
     for row, rendered in zip(rows, render_batch([gsm8k(row) for row in rows], tokenizer), strict=True):
         assert read_back(rendered.ids, tokenizer) == (row["question"], row["answer"])
         calls += row["answer"].count("<<")
-        # What the calculator says is no target, and all that the assistant says is.
+        # Calculator output is not a target, but everything that the assistant writes is.
         learned = tokenizer.decode_bytes(rendered.ids[rendered.is_target]).decode()
         without = re.sub(r"<<(.*?)=([^=<>]*)>>", r"<|python_start|>\1<|python_end|>", row["answer"])
         assert learned == without + "<|assistant_end|>"
@@ -109,7 +109,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("row", FORMS.values(), ids=FORMS)
-def test_chats_in_the_forms_that_are_around_are_the_same_conversation(row):
+def test_common_chat_formats_give_the_same_conversation(row):
     turns = READERS["conversations"](row)
     said = [(turn.role, "".join(part.text for part in turn.parts)) for turn in turns]
     assert said == [("user", "Be brief.\n\nTwo?\n\n1 + 1"), *SAID[2:]]
@@ -129,6 +129,6 @@ def test_alpaca():
         (7, "messages: input should be a valid list"),
     ],
 )
-def test_other_forms_say_what_is_missing(row, reason):
+def test_unknown_formats_name_the_missing_keys(row, reason):
     with pytest.raises(Malformed, match=reason):
         READERS["conversations"](row)

@@ -1,4 +1,4 @@
-"""The generated tasks: what they say is true, and the same everywhere."""
+"""The generated tasks: their answers are correct and the same on every machine."""
 
 import random
 import string
@@ -48,7 +48,7 @@ def test_spelling_bee_counts():
 
 
 def test_draws_in_the_order_of_the_fact_sheet():
-    """Of the first two draws: a word, then whether the letter is one of it."""
+    """The first two draws: a word, then whether the letter occurs in it."""
     for number in range(20):
         draw = random.Random(number)
         word = draw.choice(WORDS)

@@ -1,4 +1,4 @@
-"""Mixtures: how many rows of what, in which order."""
+"""Mixtures: row counts of each data set, and the order."""
 
 import random
 import shutil
@@ -21,7 +21,7 @@ from lapcli.recipe import load_recipe
 from lapcli.recipe.chat import Stage
 from lapcli.runtime.errors import DataError
 
-# What the hub has, where the folder of real files has no copy.
+# The hub's rows, where the folder of real files has no copy.
 OFFICIAL = {
     "smol-smoltalk/data/test-00000-of-00001.parquet": 24_229,
     "mmlu/auxiliary_train/train-00000-of-00001.parquet": 99_842,
@@ -75,7 +75,7 @@ def test_the_counts_of_files_are_printed(tmp_path, test_data):
         with_local_data(recipe, tmp_path / "missing")
 
 
-def test_both_shuffles_are_the_fact_sheets(data_set, tokenizer):
+def test_both_shuffles_match_the_reference(data_set, tokenizer):
     """numpy's permutation of each data set, its first rows, then Random(seed) over all pairs in order."""
     sets = [
         data_set("a", [talk(f"a{n}", "x") for n in range(10)], rows=4),
@@ -102,7 +102,7 @@ def test_empty_turns_are_malformed(data_set, tokenizer):
 
 
 def test_rows_without_a_target_are_dropped_and_counted(data_set, tokenizer):
-    """A question beyond the longest row leaves no room for its answer."""
+    """A question longer than the longest row leaves no room for its answer."""
     rows = [talk("q" * 100, "a"), talk("q", "a"), talk("alone"), talk("q", "b")]
     mixture = prepare([data_set("chats", rows)], tokenizer)
     assert (len(mixture), mixture.dropped, mixture.rows_asked_for) == (2, 2, 4)
@@ -136,8 +136,8 @@ def test_rows_of_a_hub_data_set(hub, tokenizer, tmp_path, monkeypatch):
     assert len(prepare(recipe.stages.sft.mixture, tokenizer)) == 5
 
 
-def test_own_conversations_hold_some_out(data_set, tokenizer):
-    """By default a twentieth, the same rows in both stages, also where fewer rows are trained on."""
+def test_own_conversations_are_partly_held_out(data_set, tokenizer):
+    """A twentieth by default, the same rows in both stages even if one trains on fewer rows."""
     own = data_set("own", [talk(f"q{n}", f"a{n}") for n in range(60)])
     settings = {"loss": "all", "train": {"epochs": 1, "batch": 2, "micro_batch": 2}}
     midtrain = Stage(mixture=[own], batching="packed", **settings)
@@ -161,7 +161,7 @@ def test_own_conversations_hold_some_out(data_set, tokenizer):
         )
 
 
-def test_what_is_held_out_can_be_chosen(data_set, tokenizer):
+def test_the_held_out_fraction_can_be_set(data_set, tokenizer):
     own, other = (data_set(name, [talk(f"{name}{n}", "a") for n in range(60)]) for name in ("own", "other"))
     settings = {"loss": "all", "batching": "padded", "train": {"epochs": 1, "batch": 2, "micro_batch": 2}}
 

@@ -1,5 +1,5 @@
-"""Operations on crops against torchvision's on uint8 tensors; the whole of them against its transforms of Pillow
-images, from the same draws; and bits that depend on the crop alone."""
+"""Operations on crops against torchvision's on uint8 tensors; the complete chain against its transforms of
+Pillow images, from the same draws; and bits that depend on the crop alone."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def recoloured(crops_NHWC, drawn, compiled=None):
 
 
 def jitter(number, factor):
-    """That one alone: -1 is the number of no jitter."""
+    """Only this jitter: -1 matches none."""
     factors = [1.0, 1.0, 1.0, 0.0]
     factors[number] = factor
     return ColourParameters(order=[number, -1, -1, -1], factors=factors)
@@ -57,7 +57,7 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_each_operation_is_torchvisions(name, crops):
+def test_each_operation_matches_torchvision(name, crops):
     drawn, expected = OPERATIONS[name]
     ours, theirs = recoloured(crops, drawn), expected(crops.permute(0, 3, 1, 2))
     assert (ours.int() - theirs.int()).abs().max() <= 1
@@ -79,7 +79,7 @@ def some_drawn(count):
     ]
 
 
-def test_a_crops_bits_do_not_depend_on_the_others(crops, monkeypatch):
+def test_a_crop_does_not_depend_on_other_crops_bitwise(crops, monkeypatch):
     many, drawn = crops.repeat(6, 1, 1, 1), some_drawn(24)
     together = recoloured(many, drawn)
     alone = torch.cat([recoloured(many[n : n + 1], drawn[n : n + 1]) for n in range(24)])
@@ -89,7 +89,7 @@ def test_a_crops_bits_do_not_depend_on_the_others(crops, monkeypatch):
 
 
 class Held:
-    """Images that are there already."""
+    """Images that are in memory already."""
 
     def __init__(self, images):
         self._images = images
@@ -99,7 +99,7 @@ class Held:
 
 
 def chain_differences(images):
-    """(crops, 2): mean and largest difference of each crop to that of Pillow, in steps of 255."""
+    """(crops, 2): mean and largest difference of each crop from Pillow's, in steps of 255."""
     sizes = {"global_size": 224, "local_size": 96, "locals": 4}
     source = dino_recipe(model={"patch": 16}, data={"crops": sizes}).data
     transforms, reader = pillow_transforms(source), CropReader(Held(images), source, seed=0)
@@ -117,7 +117,7 @@ def chain_differences(images):
     return np.array(found)
 
 
-def test_the_chain_on_photographs_is_that_of_pillow():
+def test_the_chain_on_photographs_matches_pillow():
     found = chain_differences([Image.fromarray(x) for x in load_sample_images().images] * 2)
     assert len(found) == 4 * 6
     assert found[:, 0].max() <= 1
@@ -125,8 +125,8 @@ def test_the_chain_on_photographs_is_that_of_pillow():
 
 
 @pytest.mark.long
-def test_compiled_operations_give_the_same(crops):
-    """Here C++ is compiled, on a GPU Triton."""
+def test_compiled_operations_agree(crops):
+    """Compiled to C++ here, and to Triton on a GPU."""
     many, drawn = crops.repeat(6, 1, 1, 1), some_drawn(24)
     compiled = recoloured(many, drawn, lambda function: torch.compile(function, dynamic=True))
     assert (compiled.int() - recoloured(many, drawn).int()).abs().max() <= 1

@@ -1,4 +1,4 @@
-"""Crops: sizes, frequencies of each augmentation; masks: counts by the formula, shapes by the rule; keys decide all."""
+"""Crops: sizes, frequencies of each augmentation; masks: counts by the formula, shapes by the rule; both by key."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from lapcli.data.images.sources import open_images
 
 
 @pytest.mark.parametrize(("mode", "blur"), [("executed", (0.0, 0.9, 0.5)), ("documented", (1.0, 0.1, 0.5))])
-def test_what_is_drawn_is_drawn_as_often_as_it_says(mode, blur):
-    """600 draws: a share has a deviation of 0.02 at most."""
+def test_augmentations_occur_with_their_probabilities(mode, blur):
+    """600 draws: the standard deviation of a fraction is at most 0.02."""
     image, solarised = Image.new("RGB", (20, 16)), (0.0, 0.2, 0.0)
     torch.manual_seed(0)
     for kind, blurred, inverted in zip(
@@ -58,7 +58,7 @@ def test_sizes_and_keys():
 PAPER = {"grid": (14, 14), "probability": 0.5, "ratios": (0.1, 0.5)}
 
 
-def test_counts_of_the_papers_group():
+def test_mask_counts_of_the_paper_group():
     """448 global crops: 224 are masked, the i-th with int(196 (0.1 + 0.4 i / 224)) patches."""
     masks = deal_masks(448, **PAPER, key=(0, 0, 0))
     found = sorted(masks.sum(1).tolist())

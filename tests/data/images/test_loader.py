@@ -1,4 +1,4 @@
-"""Which images a step trains on, augmentation and loading: what an example draws depends on nothing but its key."""
+"""Which images a step trains on, augmentation and loading: the draws of an example depend only on its key."""
 
 from collections import Counter
 
@@ -43,7 +43,7 @@ def stream(loaded, steps=range(3)):
     return torch.cat([images for images, _ in found]), torch.cat([labels for _, labels in found])
 
 
-def test_workers_change_nothing():
+def test_results_do_not_depend_on_workers():
     expected = stream(loader(0))
     assert expected[0].dtype == torch.uint8
     for workers in (1, 3):
@@ -51,11 +51,11 @@ def test_workers_change_nothing():
         assert torch.equal(images, expected[0])
         assert torch.equal(labels, expected[1])
     assert not torch.equal(stream(loader(0, seed=1))[0], expected[0])
-    # Any batch at any time.
+    # Any batch can be read at any time.
     assert torch.equal(stream(loader(2), steps=[2, 1])[0], stream(loader(0), steps=[2, 1])[0])
 
 
-def test_an_error_in_a_worker_arrives_as_it_is(tmp_path):
+def test_a_worker_error_is_passed_on_unchanged(tmp_path):
     root = write_folder(tmp_path, {"train": {"a": 10, "b": 10}})
     for path in (root / "train" / "b").iterdir():
         path.write_bytes(b"nothing")
@@ -65,7 +65,7 @@ def test_an_error_in_a_worker_arrives_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(("policy", "jitter"), [("3a", 0.3), ("rand-m9-mstd0.5-inc1", None)])
-def test_transforms_are_timms(policy, jitter):
+def test_transforms_match_timm(policy, jitter):
     """A photograph-sized crop against `create_transform` itself, drawing from the same generators."""
     source = ImageSource(
         train="x", augmentation=Augmentation(crop="random_resized", policy=policy, color_jitter=jitter)
@@ -85,7 +85,7 @@ def test_transforms_are_timms(policy, jitter):
 
 
 def test_the_strongest_randaugment_works():
-    """timm asks Pillow for 0 bits then, which Pillow refuses since version 13; it used to give black."""
+    """timm asks Pillow for 0 bits then, which Pillow refuses since version 13; older versions return black."""
     source = ImageSource(train="x", augmentation=Augmentation(crop="none", flip=0.0, policy="rand-m10-n15-p1.0-inc1"))
     transform = training_transform(source, 8)
     (augment,) = [part for part in transform.transforms if hasattr(part, "ops")]
@@ -125,7 +125,7 @@ def whole(batches, step, batch):
     return batches.examples(step, 0, batch)
 
 
-def test_an_epoch_has_each_image_at_most_once_and_leaves_out_less_than_a_batch():
+def test_an_epoch_has_each_image_at_most_once_and_omits_less_than_a_batch():
     batches = ImageBatches(103, batch=10, group=10, repeats=1, seed=0)
     assert batches.steps_per_epoch == 10
     epochs = []
@@ -139,8 +139,8 @@ def test_an_epoch_has_each_image_at_most_once_and_leaves_out_less_than_a_batch()
     assert set(epochs[0]) != set(epochs[1])  # another rest is left out
 
 
-def test_repeats_are_dealt_to_groups_as_timm_deals_them_to_gpus(monkeypatch):
-    """timm's sampler on four GPUs, each with its share of the batch, against our four groups."""
+def test_repeats_are_distributed_over_groups_as_over_gpus_in_timm(monkeypatch):
+    """timm's sampler on four GPUs, each with its part of the batch, against our four groups."""
     images, gpus, share, repeats = 512, 4, 8, 3
     batches = ImageBatches(images, batch=gpus * share, group=share, repeats=repeats, seed=0)
     monkeypatch.setattr(batches, "_order", lambda epoch: range(images))  # the sampler without shuffling

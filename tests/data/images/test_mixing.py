@@ -1,4 +1,4 @@
-"""Mixup and CutMix: hand-worked targets, and timm's own mixing of the whole group as the oracle."""
+"""Mixup and CutMix: hand-worked targets, and timm's own mixing of the complete group as the oracle."""
 
 import random
 
@@ -28,7 +28,7 @@ def batch():
 
 
 @pytest.mark.parametrize("keys", [{}, {"cutmix": 0.0}, {"mixup": 0.0}, {"probability": 0.5}, {"label_smoothing": 0.1}])
-def test_a_group_is_mixed_as_timm_mixes_a_gpus_batch(keys):
+def test_a_group_is_mixed_like_a_gpu_batch_in_timm(keys):
     made = mixer(**keys)
     section = Mixing(**{"mixup": 0.8, "cutmix": 1.0, **keys})
     stock = Mixup(
@@ -55,7 +55,7 @@ def test_a_group_is_mixed_as_timm_mixes_a_gpus_batch(keys):
 
 
 @pytest.mark.parametrize("micro_batch", [2, 6, 24])
-def test_the_micro_batch_does_not_change_what_is_mixed(micro_batch):
+def test_mixing_does_not_depend_on_the_micro_batch(micro_batch):
     images, labels = batch()
     made = mixer()
     whole = made(images.clone(), labels, 7, 0)
@@ -67,7 +67,7 @@ def test_the_micro_batch_does_not_change_what_is_mixed(micro_batch):
         assert torch.equal(torch.cat([part[i] for part in parts]), whole[i])
 
 
-def test_groups_and_steps_draw_their_own_and_disturb_nobody():
+def test_groups_and_steps_have_independent_draws():
     made = mixer()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     drawn = [made.mixture(step, group) for step in range(4) for group in range(3)]

@@ -81,7 +81,7 @@ def test_tables_that_are_refused(tmp_path, keys, labels, message):
         open_images(ImageSource(train=str(tmp_path), **keys), 3)
 
 
-def test_a_hub_set_that_is_not_here_names_the_way(tmp_path, monkeypatch):
+def test_a_missing_hub_data_set_names_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(DataError, match=r"could not be loaded .* run `lap fetch RECIPE`"):
         open_images(ImageSource(train="hub:nobody/nothing"), 10)
@@ -117,7 +117,7 @@ def test_the_digits_hold_out_a_fifth_of_each_class():
     assert sum(image in seen for image in held_out) <= 3  # the set itself has a few equal pictures
 
 
-def test_every_class_is_trained_on(tmp_path):
+def test_every_class_has_training_images(tmp_path):
     root = write_folder(tmp_path, {"all": {"a": 18, "b": 1, "c": 2}}) / "all"
     data = open_images(ImageSource(train=str(root), validation=0.95), 3)
     counts = np.bincount(data.train.labels, minlength=3)
@@ -127,18 +127,18 @@ def test_every_class_is_trained_on(tmp_path):
     assert (data.validation.labels == 2).sum() == 1
 
 
-def test_validation_images_that_a_fraction_leaves_unused_are_noted(tmp_path):
+def test_unused_validation_images_are_noted(tmp_path):
     root = write_folder(tmp_path, {"train": {"a": 4, "b": 4}, "val": {"a": 3, "b": 3}})
     fraction = ImageSource(train=str(root), validation=0.5)
     data = open_images(fraction, 2)
     assert "6 validation images" in data.note
     assert "data.validation=null" in data.note
-    # An evaluation of the run measures the images that its training held out.
+    # An evaluation of the run uses the images held out in training.
     assert open_held_out(fraction, ["a", "b"])[0].identity() == data.validation.identity()
     assert open_images(ImageSource(train=str(root)), 2).note is None
 
 
-def test_cifar10_as_the_hub_has_it(test_data):
+def test_cifar10_in_the_hub_format(test_data):
     data = open_images(ImageSource(train=str(test_data / "cifar10")), 10)
     assert (len(data.train), len(data.validation)) == (10_000, 2_000)
     assert data.train.classes[:3] == ["airplane", "automobile", "bird"]
@@ -161,7 +161,7 @@ def test_cifar10_as_the_hub_has_it(test_data):
         ("train", "val", ["test"]),
     ],
 )
-def test_folders_of_held_out_images_that_are_not_read_are_named(tmp_path, train, validation, unused):
+def test_ignored_folders_of_held_out_images_are_named(tmp_path, train, validation, unused):
     write_folder(tmp_path, {part: {"cat": 4, "dog": 4} for part in ("train", "val", "test")})
     named = str(tmp_path / validation) if isinstance(validation, str) else validation
     data = open_images(ImageSource(train=str(tmp_path / train), validation=named), 2)

@@ -11,7 +11,7 @@ from lapcli.runtime.errors import DataError
 
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory):
-    """Tokens that are their own positions, in parts of 33."""
+    """Tokens equal to their positions, in parts of 33."""
     parts = []
     for first in range(0, 104, 33):
         parts.append(tmp_path_factory.mktemp("part"))
@@ -63,6 +63,6 @@ def test_ranks_share_one_global_batch(stream, step, ranks, seed, order):
     assert torch.equal(torch.cat([targets for _, targets in parts]), whole[1])
 
 
-def test_a_stream_shorter_than_a_sequence_is_refused_with_the_next_step(stream):
+def test_a_stream_shorter_than_a_sequence_is_refused_with_a_remedy(stream):
     with pytest.raises(DataError, match=r"104 tokens.*model\.context"):
         batches(stream, context=104)

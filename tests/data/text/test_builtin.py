@@ -4,7 +4,7 @@ import sys
 from lapcli.data.text.builtin import builtin_documents, builtin_text
 
 
-def test_it_is_the_documentation_of_this_python():
+def test_builtin_text_is_the_documentation_of_this_python():
     path = builtin_text()
     texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
     assert 1_000_000 < sum(map(len, texts)) < 5_000_000
@@ -17,7 +17,7 @@ def test_it_is_the_documentation_of_this_python():
     assert textwrap.fill.__doc__.splitlines()[0] in module
 
 
-def test_sources_are_never_run(tmp_path):
+def test_sources_are_never_executed(tmp_path):
     (tmp_path / "evil.py").write_text('"""A docstring."""\nraise SystemExit("ran")\n')
     (tmp_path / "broken.py").write_text("def (:\n")
     (tmp_path / "latin.py").write_bytes(b'"""\xe9"""\n')

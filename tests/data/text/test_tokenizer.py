@@ -40,15 +40,15 @@ def same_as_rustbpe(texts, vocab):
     ours, other = train_tokenizer(texts, vocab, max_chars=10**9, crop=10**9), rustbpe.Tokenizer()
     other.train_from_iterator(iter(texts), vocab - len(SPECIAL_TOKENS), pattern=SPLIT_PATTERN)
     theirs = [bytes(token) for token, _ in sorted(other.get_mergeable_ranks(), key=lambda pair: pair[1])]
-    assert our_tokens(ours) == theirs, "not even ties among equally frequent pairs differ"
+    assert our_tokens(ours) == theirs, "even ties between equally frequent pairs agree"
     assert [ours.encode(text) for text in texts] == [other.encode(text) for text in texts]
 
 
-def test_merges_and_ids_are_those_of_rustbpe():
+def test_merges_and_ids_match_rustbpe():
     same_as_rustbpe(sample(), 400)
 
 
-def test_merges_and_ids_are_those_of_rustbpe_on_real_text(test_data):
+def test_merges_and_ids_match_rustbpe_on_real_text(test_data):
     same_as_rustbpe([(test_data / "text" / "tinyshakespeare.txt").read_text()], 3000)
 
 
@@ -65,7 +65,7 @@ def test_ids_are_bytes_then_merges_then_the_special_tokens(tokenizer):
 
 @settings(deadline=None, max_examples=300)
 @given(text=st.text() | st.lists(st.sampled_from([*SPECIAL_TOKENS, " ", "a", "\r\n", "é"])).map("".join))
-def test_any_text_comes_back_and_is_never_special(tokenizer, text):
+def test_any_text_round_trips_without_special_tokens(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert max(ids, default=0) < tokenizer.bos
@@ -87,7 +87,7 @@ def edited(tokenizer, path, change):
         (lambda it: it["model"].update(dropout=0.1), "dropout"),
     ],
 )
-def test_a_tokenizer_that_is_not_ours_is_refused(tokenizer, tmp_path, change, message):
+def test_a_foreign_tokenizer_is_refused(tokenizer, tmp_path, change, message):
     path = tmp_path / "tokenizer.json"
     edited(tokenizer, path, change)
     with pytest.raises(DataError, match=message) as refused:
@@ -97,13 +97,13 @@ def test_a_tokenizer_that_is_not_ours_is_refused(tokenizer, tmp_path, change, me
 
 @settings(deadline=None, max_examples=300)
 @given(text=st.text(st.sampled_from("one tw\n\n\n\r\t\u00a0\u2028é1!'s_\u0301的")), limit=st.integers(1, 8))
-def test_a_document_in_pieces_has_the_tokens_of_the_whole(tokenizer, text, limit):
+def test_a_document_in_pieces_has_the_same_tokens(tokenizer, text, limit):
     parts = list(module.cut_at_blanks(text, limit))
     assert "".join(parts) == text
     assert [id_ for part in parts for id_ in tokenizer.encode(part)] == tokenizer.encode(text)
 
 
-def test_long_documents_are_cut(tokenizer, monkeypatch):
+def test_long_documents_are_split(tokenizer, monkeypatch):
     text = "line of text\n" * 20_000
     pieces = list(tokenizer.encode_stream(["short", text, "short"]))
     assert [begins for begins, _ in pieces] == [True, True, *[False] * (len(pieces) - 3), True]
@@ -117,8 +117,8 @@ def test_long_documents_are_cut(tokenizer, monkeypatch):
     assert tokenizer.decode(tokenizer.encode("x" * 5000)) == "x" * 5000
 
 
-def test_a_word_of_any_length_is_cut_for_training():
-    """The trainer would take minutes for this one; ordinary text is not changed."""
+def test_long_words_are_split_for_training():
+    """The trainer would take minutes for this word; ordinary text is not changed."""
     text = ["the cat sat on the mat while one dog ran round it, " * 20]
     assert train_tokenizer([*text, "\x00" * 10**6], 280, max_chars=10**7, crop=10**7).vocab_size == 280
     pieces = "".join(text) + "x" * 5000 + " " * 5000 + "-" * 5000

@@ -20,7 +20,7 @@ def stories(tmp_path):
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
-def test_every_document_is_on_one_side_once(stories, shuffled):
+def test_every_document_is_in_exactly_one_split(stories, shuffled):
     prepared = prepare_text(source(stories, validation=0.1, shuffled=shuffled), TOKENIZER)
     train, held = documents(prepared, "train"), documents(prepared, "validation")
     assert len(train) == 90
@@ -39,7 +39,7 @@ def test_the_last_of_several_files_is_held_out(tmp_path):
 
 
 def test_parts_are_built_by_file_and_reused_with_other_files(tmp_path, lap_cache, monkeypatch):
-    """Whoever builds a part, and beside which others: its bytes are the same. Small files share a part."""
+    """A part has the same bytes whichever process builds it and whichever parts exist. Small files share a part."""
     monkeypatch.setattr(tokens, "PART_BYTES", 1)
     mine = train_tokenizer([story(1)], 280, max_chars=10**9, crop=10**9)
     for name in "abc":
@@ -59,7 +59,7 @@ def test_parts_are_built_by_file_and_reused_with_other_files(tmp_path, lap_cache
     assert sorted(documents(whole, "train") + documents(whole, "validation")) == every
 
 
-def test_one_text_is_cut_in_two(tmp_path):
+def test_one_text_is_split_in_two(tmp_path):
     text = "".join(story(i) + "\r\n" for i in range(100))
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
     prepared = prepare_text(source(tmp_path / "a.txt"), TOKENIZER)
@@ -77,7 +77,7 @@ def test_no_text_is_an_error(tmp_path):
         prepare_text(source(tmp_path), TOKENIZER)
 
 
-def test_the_tokenizer_never_sees_what_is_held_out(tmp_path):
+def test_the_tokenizer_never_sees_held_out_text(tmp_path):
     jsonl(tmp_path / "a.jsonl", [story(i) for i in range(30)])
     jsonl(tmp_path / "b.jsonl", ["zqzqzqzqzqzq" * 100])
     prepared = prepare_text(source(tmp_path), TOKENIZER)
@@ -123,7 +123,7 @@ def child(fault, path, cache):
     )
 
 
-def test_a_killed_build_never_looks_finished(stories, lap_cache, monkeypatch):
+def test_a_killed_build_never_looks_complete(stories, lap_cache, monkeypatch):
     faults = ["tokenizer", "index", "rename"]
     children = [child(fault, stories, lap_cache / fault) for fault in faults]
     whole = prepare_text(source(stories), TOKENIZER)
@@ -145,7 +145,7 @@ def test_the_second_start_reads_no_text(stories, monkeypatch):
     prepare_text(source(stories), TOKENIZER)
 
 
-def test_real_text_comes_back_whole(test_data):
+def test_real_text_round_trips(test_data):
     path = test_data / "text" / "tinyshakespeare.txt"
     prepared = prepare_text(source(path, validation=0.1), TokenizerSection(vocab=1024, train_crop=10**9))
     (train,), (held,) = documents(prepared, "train"), documents(prepared, "validation")

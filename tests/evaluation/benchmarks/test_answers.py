@@ -11,7 +11,7 @@ from lapcli.evaluation.benchmarks.numbers import final_number
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
-def test_pass_at_k_is_the_share_of_draws_with_a_right_one(passed, data):
+def test_pass_at_k_is_the_fraction_of_draws_with_a_correct_sample(passed, data):
     k = data.draw(st.integers(1, len(passed)))
     draws = list(combinations(passed, k))
     assert pass_at(k, passed) == pytest.approx(sum(map(any, draws)) / len(draws))
@@ -44,7 +44,7 @@ AREA = "def area(r):\n    return math.pi * r * r\n"
         f"It's as follows: ```python\n{AREA}```",
     ],
 )
-def test_a_program_is_the_first_block_with_the_imports_of_the_prompt(answer):
+def test_a_program_is_the_first_block_plus_the_prompt_imports(answer):
     program = answered_program({"prompt": PROMPT}, answer)
     assert program.startswith("import math\nfrom typing import List\n")
     assert "os" not in program
@@ -59,13 +59,13 @@ def test_a_program_is_the_first_block_with_the_imports_of_the_prompt(answer):
         "I cannot do it.",
         "```python\ndef area(r):\n    return 0\n```\n```python\ndef area(r):\n    return math.pi * r * r\n```",
         "    return math.pi * r * r\n",
-        # nanochat does not find these blocks, and runs the whole answer.
+        # nanochat does not detect these blocks and runs the complete answer.
         f"```Python\n{AREA}```",
         f"```bash\npip install nothing\n```\nand\n```python\n{AREA}```",
     ],
 )
-def test_what_is_not_a_right_program_does_not_become_one(answer):
-    """The first block counts, and a body without its head is none."""
+def test_invalid_programs_stay_invalid(answer):
+    """The first block counts, and a body without its signature is not a program."""
     found: dict = {}
     try:
         exec(answered_program({"prompt": PROMPT}, answer), found)

@@ -1,4 +1,4 @@
-"""Benchmark files in every form, the real ones completely, and what is said where there are none."""
+"""Benchmark files in every format, complete real files, and the messages if files are missing."""
 
 import io
 from pathlib import Path
@@ -18,7 +18,7 @@ FOLDERS = {"arc_easy": "arc", "arc_challenge": "arc"}
 
 
 @pytest.mark.parametrize("task", COUNTS)
-def test_real_files_completely(task, test_data):
+def test_all_rows_of_the_real_files(task, test_data):
     documents = BENCHMARKS[task].documents("test", test_data)
     assert len(documents) == COUNTS[task]
     alone = BENCHMARKS[task].documents("test", test_data / FOLDERS.get(task, task))  # the benchmark's own folder

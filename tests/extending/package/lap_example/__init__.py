@@ -1,4 +1,4 @@
-"""What this package adds to lap. It is imported when lap meets a name that it does not know, or lists names."""
+"""What this package adds to lap. It is imported when lap finds an unknown name or lists names."""
 
 from lap_example.damped import Damped
 from lap_example.lion import Lion

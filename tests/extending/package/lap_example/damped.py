@@ -1,4 +1,4 @@
-"""A head operator: attention that keeps a learned share of the token's own value, `y = (1 - s) o + s v`."""
+"""A head operator: attention that keeps a learned fraction of the token's own value, `y = (1 - s) o + s v`."""
 
 from __future__ import annotations
 

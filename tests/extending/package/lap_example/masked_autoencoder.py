@@ -1,6 +1,6 @@
-"""An objective of another package: a ViT that paints the hidden patches of an image.
+"""An objective of another package: a ViT that reconstructs the hidden patches of an image.
 
-Shapes: B images, P patches, D features, C values of a patch.
+Shapes: B images, P patches, D features, C values per patch.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ class Painter(nn.Module):
         self.patch = section.patch
 
     def forward(self, images_BCHW: Tensor, hidden_BP: Tensor) -> Tensor:
-        """Mean squared error of the hidden patches; what is hidden is grey to the encoder."""
+        """Mean squared error of the hidden patches; hidden patches are grey to the encoder."""
         side = images_BCHW.shape[-1] // self.patch
         seen_BHW = (~hidden_BP).unflatten(1, (side, side)).repeat_interleave(self.patch, 1)
         seen_BHW = seen_BHW.repeat_interleave(self.patch, 2)
@@ -124,7 +124,7 @@ class MaskedAutoencoder(Objective[AutoencoderRecipe]):
         images_BCHW, _ = reader.read(examples)
         section = self.recipe.model
         patches = (section.image // section.patch) ** 2
-        # Drawn by what the example is, never by what came before: a resumed run hides the same patches.
+        # Drawn from the example's key, never from earlier state: a resumed run hides the same patches.
         keys = [(self.recipe.seed, example.epoch, example.index) for example in examples]
         order_BP = np.stack([np.random.default_rng(key).permutation(patches) for key in keys])
         hidden_BP = torch.from_numpy(order_BP < max(1, round(section.hidden * patches)))

@@ -1,4 +1,4 @@
-"""A data source and a benchmark: sums of two digits, as text to learn from and as questions."""
+"""A data source and a benchmark: sums of two digits, as training text and as questions."""
 
 import hashlib
 import json
