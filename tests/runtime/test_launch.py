@@ -197,6 +197,8 @@ def test_launchers_and_ranks_that_die_fail_or_get_a_signal(write_recipe, tmp_pat
     os.kill(started[1], signal.SIGSTOP)
     launcher.send(signal.SIGTERM)
     launcher.send(signal.SIGTERM)  # as `timeout` does: one request, and it waits for the ranks to save
+    # Of signals that arrive together Python handles the lowest number first.
+    launcher.wait_for(lambda: "SIGTERM" in launcher.files[2].read_text())
     launcher.send(signal.SIGINT)  # the first Ctrl-C after it ends all at once
     assert launcher.result().returncode == ExitCode.STOPPED
     wait_until_gone(started)
