@@ -238,7 +238,7 @@ class Objective(ABC, Generic[R]):
 
     @abstractmethod
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
-        """Return metrics, the same on every rank; call `stop_if_asked`, which raises to stop, the same number of times on each."""
+        """Return metrics, equal on all ranks; call `stop_if_asked`, which raises to stop, equally often on each."""
 
     @abstractmethod
     def describe_batch(self, step: int) -> str:
