@@ -1,8 +1,8 @@
 """Run directories: `runs/<name>/` and the rules by which a run is created, resumed, replaced and found.
 
 A run is never overwritten. The same command resumes an unfinished run, reports a finished one, and refuses one whose
-recipe differs in a key that changes the result; `--fresh` renames the old run to `NAME.old-1` first. `run.json` holds
-the resolved recipe and is what every command reads; `recipe.yaml` is a copy for people, and editing it has no effect.
+recipe differs in a key that changes the result; `--fresh` renames the old run to `NAME.old-1` first. `run.json`
+contains the resolved recipe and is read by every command; `recipe.yaml` is a copy for people; edits have no effect.
 """
 
 import fcntl

@@ -57,7 +57,7 @@ class Settings:
     image: Sequence[Path] = ()
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return those of the options that differ from their defaults."""
+        """Return the options that differ from their defaults."""
         return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Settings(), name)}
 
     @property
@@ -78,7 +78,7 @@ class NotApplicable(UsageError):
 class Measurement:
     """A measurement: a subclass declares it, an instance measures one model.
 
-    `lap analyze NAME` takes those of the `Settings` that `options` names; `definition` goes to the output. It
+    `lap analyze NAME` accepts the `Settings` listed in `options`; `definition` goes to the output. It
     applies to models that provide all of `needs` (the names in `recipe/schema.py`). Without --layer it measures
     `default_layers` (last, all or spread), of tokens before or after the model's last norm, as `norm` says. `columns`
     are the values in the table of the terminal, with their headings. `counts` are values that describe the data and not

@@ -1,7 +1,7 @@
 """The schema of chat recipes: the stages that turn a pretrained GPT into one that answers.
 
-A recipe has `stages:`, up to two, in this order: `midtrain`, then `sft`. Each is a run of its own, which stores a
-`ChatStageRecipe`: the stage, its model and the weights it started from.
+A recipe has `stages:`, up to two, in this order: `midtrain`, then `sft`. Each is a separate run, which stores a
+`ChatStageRecipe`: the stage, its model and its initial weights.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -57,7 +57,7 @@ class DataSet(Section):
     rows: Count | None = None  # only the first rows of the data set; null: all
     repeats: Annotated[Whole, Field(ge=1, le=1000)] = 1  # times that each row occurs in an epoch
     split: Literal["train", "test"] = "train"  # of generated rows; of others the part that `held_out` leaves or takes
-    # Fraction of the rows that is validated on, not trained on. null: 0.05 of your own conversations (a local file or
+    # Fraction of the rows held out for validation. null: 0.05 of your own conversations (a local file or
     # folder) unless `validation.mixture` has some; 0 of everything else.
     held_out: Annotated[float, Field(ge=0, lt=1)] | None = None
 
@@ -111,7 +111,7 @@ class ChatValidation(ValidationSection):
 
 
 class Stage(Section):
-    """What a stage trains on and how; `train.batch` counts packed sequences or padded conversations."""
+    """The data and training settings of a stage; `train.batch` counts packed sequences or padded conversations."""
 
     mixture: Mixture
     loss: Literal["all", "assistant"]  # the tokens that are targets
@@ -135,7 +135,7 @@ class Stage(Section):
 
 
 class Stages(Section):
-    """The stages of chat training, each a run of its own."""
+    """The stages of chat training, each a separate run."""
 
     midtrain: Stage | None = None  # on all tokens of conversations, first
     sft: Stage | None = None  # on the assistant's tokens, second

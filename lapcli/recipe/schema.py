@@ -252,7 +252,7 @@ FEATURES = "features"  # class token and patches of an image
 
 
 class AnyRecipe(Section):
-    """The keys that every recipe has, and what is known about its objective without importing torch."""
+    """The keys of every recipe, and the facts about its objective that need no torch."""
 
     implementation: ClassVar[str]  # `module:Class` of the `Objective`, imported when a run is trained or loaded
     gives: ClassVar[frozenset[str]]  # what its models can do

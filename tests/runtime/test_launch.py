@@ -117,7 +117,7 @@ def test_two_machines_continue_after_losing_a_rank(write_recipe, tmp_path):
 
 
 @pytest.mark.long
-def test_a_machine_is_lost_comes_back_and_is_stopped(write_recipe, tmp_path):
+def test_a_machine_is_lost_returns_and_is_stopped(write_recipe, tmp_path):
     """One or two machines: the run continues on the rest with the same global batches; the old run stays."""
     recipe, run = write_recipe(100_000), tmp_path / "tiny"
     unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
