@@ -15,7 +15,7 @@ import torch
 
 
 def alternate(candidates: dict[str, Callable[[], object]], rounds: int = 9, warmup: int = 1) -> dict[str, float]:
-    """Seconds of the fastest of `rounds` turns of each candidate."""
+    """Seconds of each candidate's fastest turn out of `rounds`."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(warmup + rounds):
         for name, run in candidates.items():

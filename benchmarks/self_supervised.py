@@ -204,7 +204,7 @@ def bench_loader() -> None:
             started = time.process_time()
             run()
             rates[name].append(len(images) / (time.process_time() - started))
-    print("crops of photographs of 500 x 375 pixels, images a second and core, medians and ranges of 6 turns")
+    print("crops of photographs of 500 x 375 pixels, images per second and core, medians and ranges of 6 turns")
     for name, found in rates.items():
         print(f"  {name:<26}{statistics.median(found):>7.0f}   {min(found):.0f} to {max(found):.0f}")
     before, ours = (statistics.median(found) for found in rates.values())

@@ -104,7 +104,7 @@ def waits_of_a_step(recipe_name: str, folder: Path) -> tuple[int, int]:
 
 
 def print_waits() -> None:
-    print("waits of the host in a step")
+    print("host syncs in a step")
     with tempfile.TemporaryDirectory() as folder:
         for recipe in ("quickstart", "vit_digits", "dino_quickstart"):
             micro_steps, waits = waits_of_a_step(recipe, Path(folder))

@@ -82,7 +82,7 @@ def summary_of(run: Run) -> dict[str, Any]:
 
 
 def plan_of(run: Run) -> str | None:
-    """Return `laplacian_heads` or `operators` as the recipe writes it."""
+    """Return `laplacian_heads` or `operators` in recipe notation."""
     model: Any = getattr(run.recipe, "model", None)
     if getattr(model, "operators", None) is not None:
         return str(model.head_plan().label())

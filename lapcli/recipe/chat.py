@@ -103,7 +103,7 @@ class ChatValidation(ValidationSection):
     mixture: Annotated[list[DataSet], Field(max_length=100)] = Field(default_factory=list)
     tokens: Count = 10_485_760  # at most, of packed batches
     rows: Count = 3200  # at most, of padded batches
-    # Answered at the end of the run.
+    # Prompts answered at the end of the run.
     prompts: list[Annotated[str, Field(max_length=10_000)]] = Field(default_factory=list)
     sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 64  # of each answer
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0  # of the answers; 0: always the likeliest token
@@ -117,9 +117,9 @@ class Stage(Section):
     loss: Literal["all", "assistant"]  # the tokens that are targets
     batching: Literal["packed", "padded"]  # one stream cut into sequences, or a conversation a row
     # `tokens`: each target of a step has the same weight. `micro_batch`: the mean of the means of micro-batches of
-    # exactly train.micro_batch rows, as upstream.
+    # exactly train.micro_batch rows, as in upstream.
     average: Literal["tokens", "micro_batch"] = "tokens"
-    # The schedule counts the last step of the epoch, but it is not taken (upstream's fine-tuning: 700 of 701).
+    # The schedule includes the epoch's last step, but the run omits it (upstream's fine-tuning: 700 of 701).
     drop_last_update: bool = False
     train: TrainSection
     optimizer: ChatOptimizer = ChatOptimizer()

@@ -254,8 +254,8 @@ def recipe_to_yaml(recipe: "AnyRecipe") -> str:
 def recipe_hash(recipe: "AnyRecipe") -> str:
     """Return the sha256 of the recipe's canonical JSON: equal for recipes with the same meaning.
 
-    The path of `init_from` weights does not count, since their sha256 does. The hash names a recipe; whether
-    two recipes agree is decided by `differing_keys`.
+    The path of `init_from` weights does not count, since their sha256 does. The hash names a recipe; `differing_keys`
+    decides whether two recipes agree.
     """
     canonical = json.dumps(_in_order(_without_places(recipe_to_dict(recipe))), separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
