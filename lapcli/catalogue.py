@@ -220,7 +220,7 @@ def dependent_runs(path: Path) -> list[str]:
 
 
 def refuse_running(paths: Sequence[Path]) -> None:
-    """Raise if any run is in training, before any is changed."""
+    """Raise if a run is in training, before any run is changed."""
     for path in paths:
         with locked(path):
             pass

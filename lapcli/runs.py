@@ -332,7 +332,7 @@ def named_run(runs_dir: Path, name: str) -> Run:
 
 
 def check_start(source: str, runs_dir: Path) -> None:
-    """Refuse a source of weights (`train.init_from`) that does not exist, without opening it."""
+    """Refuse a missing source of weights (`train.init_from`), without opening it."""
     if source.startswith(RUN):
         named_run(runs_dir, source.removeprefix(RUN).partition("@")[0])
     elif not source.startswith(TIMM) and not Path(source).expanduser().exists():

@@ -1,6 +1,6 @@
 """The base of every analysis: a `Measurement` with name, options, needs, accumulator, table columns and figure.
 
-Each file in `lapcli/analysis/measurements` holds one, which `measurements/__init__.py` names. These files import torch
+Each file in `lapcli/analysis/measurements` contains one, listed in `measurements/__init__.py`. These files import torch
 and matplotlib inside functions, never at the top: the checks of a command line read their declarations and must be
 fast.
 """

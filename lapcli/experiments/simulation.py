@@ -125,6 +125,6 @@ def validate(ladders: int = LADDERS, seed: int = 0) -> list[Check]:
         Check("95% intervals of a difference that contain the truth", inside["difference"], 0.93, 0.97),
         Check("95% intervals of a multiplier that contain the truth", inside["multiplier"], 0.93, 0.97),
         Check("prediction intervals that contain the held-out rung", inside["held-out"], 0.90, 0.98),
-        Check("right decisions of the ladder, more than of a ranking", right / decided - ranked / ladders, 0, 1),
-        Check("right signs of the ladder, more than of a ranking", (signs - ranked) / ladders, -0.02, 1),
+        Check("correct decisions of the ladder, minus those of a ranking", right / decided - ranked / ladders, 0, 1),
+        Check("correct signs of the ladder, minus those of a ranking", (signs - ranked) / ladders, -0.02, 1),
     ]

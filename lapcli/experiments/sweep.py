@@ -85,7 +85,7 @@ class Group(Section):
 class SweepFile(Section):
     cells: Annotated[list[Group], Field(min_length=1, max_length=100)]
     report: Text | list[Text] = Field(  # options of `lap report`, which gets the runs of the cells
-        default_factory=list, description="options of lap report, such as --format html, or a list of such texts"
+        default_factory=list, description="options of lap report, such as --format html, or a list of these"
     )
 
 

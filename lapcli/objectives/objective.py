@@ -64,7 +64,7 @@ def decay_groups(
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The split of a step's global batch: `accumulation` forwards of `micro_batch` on each of the processes."""
+    """The split of a step's global batch: `accumulation` forwards of `micro_batch` examples per process."""
 
     batch: int
     micro_batch: int

@@ -166,7 +166,7 @@ def test_a_batch_that_does_not_divide_by_every_machine_count_is_refused(write_re
 
 
 @pytest.mark.long
-def test_launchers_and_ranks_that_die_fail_or_get_a_signal(write_recipe, tmp_path):
+def test_launchers_and_ranks_that_die_or_get_a_signal(write_recipe, tmp_path):
     """After any kind of end no rank is left, the next command resumes, and the losses are those of one process."""
     recipe, run = write_recipe(300), tmp_path / "two" / "tiny"
 
@@ -313,7 +313,7 @@ def test_a_missing_host_is_one_sentence(monkeypatch):
         launch(Processes("1", nnodes="2", node_rank=1, rdzv="127.0.0.1:1"), ["train"], "cpu")
 
 
-def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, capsys):
+def test_each_process_needs_its_own_gpu(monkeypatch, tmp_path, write_recipe, capsys):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert needs_launch(Processes("2"))
     assert needs_launch(Processes("3"), "cpu")

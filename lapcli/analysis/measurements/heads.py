@@ -15,7 +15,7 @@ ov      the map of a head from its input to its output, without attention: does 
     symmetric = |(M_h + M_h^T) / 2|_F^2 / |M_h|_F^2        diagonal = sum_c (M_h)_cc^2 / |M_h|_F^2
 
 With a positive mean eigenvalue a plain head adds an average of tokens to each of them, which smooths, and a Laplacian
-head sharpens; with a negative one the reverse. Norms and LayerScale are ignored. Only weights are read.
+head sharpens; with a negative eigenvalue the reverse holds. Norms and LayerScale are ignored. Only weights are read.
 
 mixing  the learned parameters of head operators: alpha, beta, strengths and gates
 
