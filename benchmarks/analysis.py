@@ -1,6 +1,6 @@
-"""What the analyses cost: eigenvalues against singular values, memory as the data grows, and real sizes.
+"""Cost of the analyses: eigenvalues against singular values, memory for growing data, and real sizes.
 
-Parts: eigenvalues, anova, vit, gpt; all of them if none is named. LAPACK runs on one thread.
+Parts: eigenvalues, anova, vit, gpt; by default all. LAPACK runs on one thread.
 """
 
 import subprocess
@@ -43,7 +43,7 @@ def bench_eigenvalues() -> None:
 
 
 def anova_peak(batches: int) -> None:
-    """Streams batches of 2,048 tokens of width 256 in 4,096 classes, and says the process's peak."""
+    """Streams batches of 2,048 tokens of width 256 in 4,096 classes, and prints the process's peak memory."""
     from lapcli.analysis.measurements.anova import add_tokens, shares
     from lapcli.analysis.statistics import ClassMoments
 
@@ -57,7 +57,7 @@ def anova_peak(batches: int) -> None:
 
 
 def bench_anova() -> None:
-    """Each size in a process of its own: a peak cannot be taken back."""
+    """Each size runs in a separate process, because a peak cannot be reset."""
     peaks = {batches: _in_a_process("anova_peak", batches) for batches in (30, 300)}
     print("anova, 4,096 classes of width 256 (8 MiB of class means); target: the same peak for ten times the tokens")
     for batches, peak in peaks.items():
@@ -74,7 +74,7 @@ def _in_a_process(function: str, argument: int) -> int:
 
 
 def _everything(model, classes: int) -> None:  # type: ignore[no-untyped-def]
-    """All that fits, with figures, in one pass; says time and peak memory of this process."""
+    """All applicable measurements, with figures, in one pass; prints time and peak memory of this process."""
     from lapcli.analysis.analyze import analyze, write_analysis
     from lapcli.analysis.measurement import Settings
 
@@ -91,7 +91,7 @@ def _everything(model, classes: int) -> None:  # type: ignore[no-untyped-def]
 
 
 def bench_vit() -> None:
-    """ViT-B of random weights, 197 tokens, half of its heads Laplacian, on the digits as photographs of 224 pixels."""
+    """ViT-B with random weights, 197 tokens, half of its heads Laplacian, on the digits resized to 224 pixels."""
     from lapcli.analysis.analyzed_models import STOCK_GIVES, AnalyzedModel, OpenedModel
     from lapcli.analysis.examples import DataOrigin, ImageExamples
     from lapcli.data.images.sources import Digits
@@ -112,7 +112,7 @@ def bench_vit() -> None:
 
 
 class _RandomText:
-    """A few sequences of random tokens, of a tokenizer that nobody trained."""
+    """A few sequences of random tokens, with an untrained tokenizer."""
 
     by_token = True
 
@@ -121,7 +121,7 @@ class _RandomText:
 
         self.origin = DataOrigin("random tokens", "", "validation")
         self.classes = [str(number) for number in range(vocab)]
-        # As words are: a few of them often, most of them hardly ever.
+        # Distributed like words: a few are frequent, most are rare.
         self._tokens = (np.random.default_rng(0).zipf(1.2, (sequences, context + 1)) % vocab).astype(np.int64)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What Laplacian heads cost: an attention layer, forward and backward, with half of its heads Laplacian.
+"""Cost of Laplacian heads: an attention layer, forward and backward, with half of its heads Laplacian.
 
 1 sequence of 2048, width 1280, 10 heads, float32: projections, rotary, QK norm, attention, output projection.
 """
@@ -17,7 +17,7 @@ HEADS, TOKENS, WIDTH = 10, 2048, 1280
 
 
 class DenseOperators(HeadOperators):
-    """The same with `P` written out."""
+    """The same with an explicit `P`."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, **others: object) -> Tensor:  # type: ignore[override]
         T, D = q.shape[2:]

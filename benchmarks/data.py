@@ -1,6 +1,6 @@
 """Text: tokenising on all cores against one, the cost of a second start, and reading a batch as a fraction of a step.
 
-The quickstart's data and model, prepared in a cache of their own.
+The quickstart's data and model, prepared in a separate cache.
 """
 
 import os
@@ -28,7 +28,7 @@ print(len(texts) * 10_000 / (time.perf_counter() - begun) / 1e6)
 
 
 def tokenising(tokenizer: str, threads: int) -> float:
-    """Million characters a second in a process of its own, since the library reads its number of threads once."""
+    """Million characters per second in a separate process, since the library reads its number of threads once."""
     environment = {**os.environ, "RAYON_NUM_THREADS": str(threads)}
     command = [sys.executable, "-c", ENCODE, tokenizer]
     return float(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)

@@ -6,7 +6,7 @@ for each sample on the same model, and against lm-eval's own HFLM where `transfo
     pass@10       prompts of 330 tokens, ten samples of 64 tokens
 
 HFLM runs the same weights through the export's modelling file: it groups letters as we do, computes a row for each
-answer text, and a row with a prefill of its own for each sample.
+answer text, and a row with a separate prefill for each sample.
 """
 
 import tempfile
@@ -67,7 +67,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def _row_a_choice(model: GPT, questions: list[Question]) -> None:
-    """The usual way: context and choice in a row, logits of all positions."""
+    """The usual method: context and choice in one row, logits of all positions."""
     rows = [(question.context, choice) for question in questions for choice in question.continuations]
     rows.sort(key=lambda row: -len(row[0]) - len(row[1]))
     for start in range(0, len(rows), BATCH):
@@ -99,7 +99,7 @@ def _has_transformers() -> bool:
 
 
 def _hflm(model: GPT, tokenizer):  # type: ignore[no-untyped-def]
-    """The ways in which HFLM is called by lm-eval, without the texts: the tokens are the same as ours."""
+    """The calls that lm-eval makes to HFLM, without texts: the tokens are the same as ours."""
     from lm_eval.models.huggingface import HFLM
     from transformers import PreTrainedTokenizerFast
 

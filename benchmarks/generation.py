@@ -1,7 +1,7 @@
 """Generation on the quickstart model: 10 samples of 64 tokens from a prompt of 256.
 
 One call for ten samples against one sample, and against ten calls of the same engine. The weights are random and
-nothing ends an answer early, so that every sample has its 64 tokens.
+there is no end token, so that every sample has 64 tokens.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Images: our loader against timm's, the step time of Laplacian heads and of stock timm, and ViT-B for real.
+"""Images: our loader against timm's, the step time of Laplacian heads and of stock timm, and a full-size ViT-B.
 
-Everything is compared in turns in one process. `python benchmarks/images.py [loader|step|real]` runs one part. The
+All candidates take turns in one process. `python benchmarks/images.py [loader|step|real]` runs one part. The
 loader's files are noise written as JPEG of about 500 x 375 pixels (photographs) and 64 x 64 (small images), so that
 nothing has to be downloaded.
 """
@@ -135,7 +135,7 @@ def train_step(model: nn.Module, section: ViTModel, batch: int) -> Callable[[], 
 
 
 def bench_step() -> None:
-    """Width 384, 6 heads (ViT-S), 2 layers, at the paper's two sequence lengths; one thread, which waits for nobody."""
+    """Width 384, 6 heads (ViT-S), 2 layers, at the paper's two sequence lengths; one thread, no synchronisation."""
     torch.set_num_threads(1)
     for image, patch, batch in ((32, 4, 8), (224, 16, 2)):
         section = ViTModel(layers=2, width=384, heads=6, image=image, patch=patch, classes=100)

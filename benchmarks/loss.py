@@ -1,4 +1,4 @@
-"""The chunked loss against the plain one (full float32 logits, soft cap, cross entropy) at a vocabulary of 65,536."""
+"""The chunked loss against the plain loss (full float32 logits, soft cap, cross entropy) at a vocabulary of 65,536."""
 
 import torch
 import torch.nn.functional as F

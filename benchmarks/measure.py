@@ -1,7 +1,7 @@
-"""How the benchmarks measure: alternating runs for times, the allocator's own events for memory.
+"""Measuring tools of the benchmarks: alternating runs for times, allocator events for memory.
 
-This machine and yours are shared and noisy, so a time is only ever compared with another of the same process: the
-candidates take turns, and what is compared is the fastest turn of each: what others do to the machine only ever adds.
+This machine and yours are shared and noisy, so times are only compared within one process: the
+candidates take turns, and the fastest turn of each counts, since other load can only add time.
 """
 
 import gc
@@ -15,7 +15,7 @@ import torch
 
 
 def alternate(candidates: dict[str, Callable[[], object]], rounds: int = 9, warmup: int = 1) -> dict[str, float]:
-    """Seconds of the fastest of `rounds` turns of each candidate."""
+    """Seconds of each candidate's fastest turn out of `rounds`."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(warmup + rounds):
         for name, run in candidates.items():
@@ -32,11 +32,11 @@ def compare(
     rounds: int = 12,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Seconds of each candidate relative to the first: the median over rounds of what neighbours in time took.
+    """Seconds of each candidate relative to the first: the median over rounds of the ratio of adjacent turns.
 
     For differences of a percent. The machine's speed drifts over seconds, so only turns of one round are compared;
-    where a candidate's memory happens to lie counts too, so each is built several times, in changing order. What runs
-    in one thread may be timed by `time.process_time`, to which other processes add next to nothing.
+    memory placement matters too, so each candidate is built several times, in changing order. Single-threaded
+    code may be timed by `time.process_time`, which other processes hardly affect.
     """
     names = list(builders)
     ratios: dict[str, list[float]] = {name: [] for name in names}
@@ -56,7 +56,7 @@ def compare(
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """The most that torch's CPU allocator held during `run`, above what it held before."""
+    """Peak of torch's CPU allocator during `run`, above its level before."""
     gc.collect()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         run()
@@ -69,7 +69,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def peak_rss() -> int:
-    """The most memory this process ever had, in bytes."""
+    """Peak memory of this process in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -1,6 +1,6 @@
-"""What each head operator costs: an attention layer of the GPT, forward and backward, half of its heads with it.
+"""Cost of each head operator: a GPT attention layer, forward and backward, with the operator in half of its heads.
 
-CPU time of one thread against plain attention (compiled), peak memory (uncompiled), and bytes of parameters.
+Single-thread CPU time against plain attention (compiled), peak memory (uncompiled), and parameter bytes.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""`lap plan` of the paper's recipes against importing what it needs: torch, and timm for vision. Target: 3 s more.
+"""`lap plan` of the paper's recipes against its imports: torch, and timm for vision. Target: 3 s more.
 
-Whole processes that take turns; the fastest of each counts. A plan that does not fit traces smaller batches as well.
+Complete processes that take turns; the fastest of each counts. A plan that does not fit traces smaller batches as well.
 """
 
 import os
@@ -21,7 +21,7 @@ PLANS = {
 
 
 def run(*arguments: str) -> None:
-    # Modules stay compiled between runs, as they do for users.
+    # Bytecode stays cached between runs, as for users.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     subprocess.run([sys.executable, *arguments], env=environment, stdout=subprocess.DEVNULL, check=False)
 

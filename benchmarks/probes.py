@@ -1,7 +1,7 @@
 """The probes of frozen features: 13 learning rates against one, and k-NN of 10,000 x 10,000 features of width 384.
 
-A step of the linear probe is what it is in a run: images through a frozen ViT, then the update of the classifiers. The
-plain way trains one rate after the other and computes the features for each of them anew.
+A step of the linear probe is that of a run: images through a frozen ViT, then the update of the classifiers. The
+plain method trains one rate after the other and recomputes the features for each.
 """
 
 import resource

@@ -1,4 +1,4 @@
-"""The paper's 561M GPT for real: one forward and backward of one sequence of 256 tokens, half its heads Laplacian."""
+"""The paper's 561M GPT at full size: a forward and backward of a sequence of 256 tokens, half its heads Laplacian."""
 
 import time
 

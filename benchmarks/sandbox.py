@@ -1,8 +1,8 @@
-"""What a sample of generated code costs: the canonical solutions of HumanEval against a bare start of Python.
+"""Cost of a sample of generated code: the canonical solutions of HumanEval against an empty Python process.
 
-A sample is two interpreters, each in a sandbox of its own, from nothing to the verdict, with the tests' own time in it.
-A bare `python -I -S -c pass` takes turns with the samples. Without the real problems (LAP_TEST_DATA) a small one is
-used.
+A sample is two interpreters, each in its own sandbox, from start to verdict, including the tests' own time.
+A bare `python -I -S -c pass` takes turns with the samples. Without the real problems (LAP_TEST_DATA) a small
+problem is used.
 """
 
 import gzip

@@ -1,10 +1,10 @@
-"""Self-supervised training: our step against the plain way, and the paper's ViT-S for real.
+"""Self-supervised training: our step against a plain one, and the paper's ViT-S at full size.
 
-The plain way passes each crop size through the network by itself and holds every matrix of samples and prototypes
-whole: Q of Sinkhorn-Knopp, the student's logits and log-probabilities. Both start from the same weights and see the
-same batch; the losses must agree. The loader is measured against one whose workers do everything, as they did before
-colours moved to the device: both read the same photographs, in turns. `python benchmarks/self_supervised.py
-[step|loader|real]` runs one part.
+The plain step passes each crop size through the network separately and stores every matrix of samples and prototypes
+completely: Q of Sinkhorn-Knopp, the student's logits and log-probabilities. Both start from the same weights and see
+the same batch; the losses must agree. The loader is compared with one whose workers also apply the colours, instead of
+the device: both read the same photographs, in turns. `python benchmarks/self_supervised.py [step|loader|real]` runs one
+part.
 """
 
 import io
@@ -87,7 +87,7 @@ def build(recipe_name: str, overrides: list[str]) -> SelfSupervised:
 
 
 def step_of(objective: SelfSupervised, loss: Callable[[CropBatch], Tensor], batch: CropBatch) -> Callable[[], float]:
-    """Loss, gradients, update, teacher; as the loop does it, without clipping."""
+    """Loss, gradients, update, teacher; as in the loop, without clipping."""
     optimizers = Optimizers(objective.parameter_groups())
     optimizers.set_rates(0.1)
 
@@ -125,7 +125,7 @@ def bench_step() -> None:
 
 
 def bench_real() -> None:
-    """One whole step of two images, 2 global and 8 local crops, 65,536 prototypes, 5 of 6 heads Laplacian."""
+    """One complete step of two images, 2 global and 8 local crops, 65,536 prototypes, 5 of 6 heads Laplacian."""
     before = peak_rss()
     small = ["train.batch=2", "train.micro_batch=2", "train.group=2", "data.train=builtin:photographs"]
     objective = build("dino_vits_5L.yaml", [*small, "train.compile=false"])
@@ -177,7 +177,7 @@ def pillow_transform(size: int, scale: Sequence[float], blur: float, solarise: f
 
 
 def bench_loader() -> None:
-    """CPU time of reading and cutting the paper's crops, 2 of 224 and 8 of 96 pixels, on one core."""
+    """CPU time of reading and cropping the paper's crops, 2 of 224 and 8 of 96 pixels, on one core."""
     torch.set_num_threads(1)
     recipe = load_recipe(RECIPES / "dino_vits.yaml")
     crops, images = recipe.data.crops, Photographs()  # type: ignore[union-attr]
@@ -204,7 +204,7 @@ def bench_loader() -> None:
             started = time.process_time()
             run()
             rates[name].append(len(images) / (time.process_time() - started))
-    print("crops of photographs of 500 x 375 pixels, images a second and core, medians and ranges of 6 turns")
+    print("crops of photographs of 500 x 375 pixels, images per second and core, medians and ranges of 6 turns")
     for name, found in rates.items():
         print(f"  {name:<26}{statistics.median(found):>7.0f}   {min(found):.0f} to {max(found):.0f}")
     before, ours = (statistics.median(found) for found in rates.values())

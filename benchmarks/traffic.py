@@ -1,9 +1,9 @@
-"""What a GPU would be kept waiting for, counted without one: bytes of the losses, and syncs of the host in a
+"""Causes of GPU waiting time, counted without a GPU: memory traffic of the losses, and host syncs in a
 step.
 
-Bytes a logit (an element of tokens x vocabulary, or of samples x prototypes), matrix products left out: of eager code
-each operation's inputs and results, of compiled code Inductor's own count for the CPU, which stands for Triton's.
-Waits are counted on the meta device with the policy of a CUDA GPU, in the second step of shipped recipes.
+Bytes per logit (an element of tokens x vocabulary, or of samples x prototypes), without matmuls: for eager code each
+operation's inputs and results, for compiled code Inductor's own count for the CPU, which stands for Triton's.
+Syncs are counted on the meta device with the policy of a CUDA GPU, in the second step of shipped recipes.
 `python benchmarks/traffic.py [bytes|waits]` prints one part.
 """
 
@@ -35,7 +35,7 @@ META = torch.device("meta")
 
 
 def language_model(policy: ComputePolicy) -> None:
-    """bf16 states, float32 weights of the head, as the GPT has them on a GPU."""
+    """bf16 states, float32 weights of the head, as in the GPT on a GPU."""
     x_ND, weight_VD = torch.randn(ROWS, WIDTH).bfloat16().requires_grad_(), torch.randn(COLUMNS, WIDTH).requires_grad_()
     targets_N = torch.randint(COLUMNS, (ROWS,))
     softcapped_cross_entropy(x_ND, weight_VD, targets_N, 15.0, compiled=policy.compiles, policy=policy).backward()
@@ -69,7 +69,7 @@ LOSSES: dict[str, Callable[[ComputePolicy], None]] = {
 
 
 def bytes_a_logit(loss: Callable[[ComputePolicy], None]) -> tuple[float, float]:
-    """Of eager and of compiled code."""
+    """Counts of eager and compiled code."""
     with Traffic() as traffic:
         loss(EAGER)
     if loss is sinkhorn:  # each of its kernels is counted once, those between two sums over processes run twice
@@ -89,7 +89,7 @@ def print_bytes() -> None:
 
 
 def waits_of_a_step(recipe_name: str, folder: Path) -> tuple[int, int]:
-    """Micro-steps of a step and waits in it. Autocast needs the GPU itself, so this is float32."""
+    """Micro-steps of a step and its syncs. Autocast needs the GPU itself, so this is float32."""
     recipe = load_recipe(find_recipe(Path(recipe_name)), ["train.device=cpu", "train.compile=false"])
     (folder / recipe_name).mkdir()
     world, run = World(0, 1, META), Run(folder / recipe_name, recipe, {})
@@ -104,7 +104,7 @@ def waits_of_a_step(recipe_name: str, folder: Path) -> tuple[int, int]:
 
 
 def print_waits() -> None:
-    print("waits of the host in a step")
+    print("host syncs in a step")
     with tempfile.TemporaryDirectory() as folder:
         for recipe in ("quickstart", "vit_digits", "dino_quickstart"):
             micro_steps, waits = waits_of_a_step(recipe, Path(folder))

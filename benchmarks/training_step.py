@@ -1,11 +1,11 @@
-"""A whole training step of ours, plain and compiled, against a plain reference step.
+"""Our complete training step, plain and compiled, against a plain reference step.
 
-Layers 4, width 256, heads 4, vocabulary 16,384, 8 sequences of 512, float32. The reference is the step of nanochat
-of late 2025, written here for the purpose: all logits at once, cross entropy of torch, five bf16
+Layers 4, width 256, heads 4, vocabulary 16,384, 8 sequences of 512, float32. The reference is nanochat's step of
+late 2025, reimplemented here: all logits at once, cross entropy of torch, five bf16
 Newton-Schulz iterations matrix by matrix, fused AdamW, clipping; nothing compiled. A processor without bf16 arithmetic
-spends most of the reference step in those iterations, so the same with float32 ones stands beside it for scale.
+spends most of the reference step in those iterations, so the same step with float32 iterations is also measured.
 
-Times are taken in turns in one process. Memory is what a process of its own grows by over its imports.
+The candidates take turns in one process. Memory is the growth of a separate process over its imports.
 """
 
 import subprocess
@@ -69,7 +69,7 @@ def our_step(compiled: bool) -> Step:
 
 
 class ReferenceGPT(nn.Module):
-    """The plain transformer with everything spelled out and nothing saved."""
+    """The plain transformer, written out without optimisations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ VARIANTS: dict[str, Callable[[], Step]] = {
 
 
 def growth(variant: str) -> int:
-    """Bytes that a fresh process grows by when it takes four steps."""
+    """Growth of a fresh process in bytes over four steps."""
     command = [sys.executable, str(Path(__file__)), variant]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

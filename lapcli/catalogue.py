@@ -82,7 +82,7 @@ def summary_of(run: Run) -> dict[str, Any]:
 
 
 def plan_of(run: Run) -> str | None:
-    """Return `laplacian_heads` or `operators` as the recipe writes it."""
+    """Return `laplacian_heads` or `operators` in recipe notation."""
     model: Any = getattr(run.recipe, "model", None)
     if getattr(model, "operators", None) is not None:
         return str(model.head_plan().label())
@@ -220,7 +220,7 @@ def dependent_runs(path: Path) -> list[str]:
 
 
 def refuse_running(paths: Sequence[Path]) -> None:
-    """Raise if any run is in training, before any is changed."""
+    """Raise if a run is in training, before any run is changed."""
     for path in paths:
         with locked(path):
             pass
@@ -298,11 +298,11 @@ def chosen_runs(runs_dir: Path, names: Sequence[str], metric: str) -> list[Path]
 
 
 def read_watched_run(path: Path, metric: str) -> WatchedRun:
-    """Read what the run has written so far; an incomplete line is skipped."""
+    """Read the run's records so far; an incomplete line is skipped."""
     info = read_info(path)
     lines = read_metrics(path / METRICS)
     values: dict[str, float] = {}
-    # A step and its validation are lines of their own, and the last validation may be any number of lines back.
+    # A step and its validation are separate lines, and the last validation may be any number of lines back.
     for line in lines:
         values |= {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
     # A non-finite loss cannot be drawn.
@@ -335,7 +335,7 @@ def plot_curves(seen: Sequence[WatchedRun], metric: str, width: int, height: int
     figure.plot_size(width, height)
     figure.title(metric)
     for letter, run in zip(LETTERS, drawn, strict=False):
-        # Thinned to what the columns can show; the last point is kept.
+        # Thinned to the resolution of the columns; the last point is kept.
         points = [*run.curve[: -1 : max(1, len(run.curve) // (2 * width))], run.curve[-1]]
         steps, values = zip(*points, strict=True)
         signal = figure.signal(list(steps), list(values), marker="braille" if len(seen) == 1 else letter)

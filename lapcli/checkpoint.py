@@ -224,7 +224,7 @@ def prune(folder: Path, step: int, keep: int, best: int | None = None) -> None:
 
 
 def _sort_metadata(path: Path) -> None:
-    """Sort the metadata, so that equal weights are equal files: safetensors writes it in an order that varies."""
+    """Sort the metadata, so that equal weights give equal files: safetensors writes it in varying order."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

@@ -111,7 +111,7 @@ for _section in SECTIONS.values():
             app.command(_name, epilog=_module.EXAMPLES)(_command)
 
 
-#: Number of new objects before Python's garbage collector looks for cycles. Imports create a million permanent objects, and
+#: New objects before Python's garbage collector looks for cycles. Imports create a million lasting objects, and
 #: collecting after every 700 takes a seventh of the start; a training step leaves no cycles at all.
 COLLECT_EVERY = 50_000
 

@@ -99,7 +99,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def find_paths(names: Sequence[str], runs_dir: Path) -> list[Path]:
-    """Return the folders of the runs with these names, folders or patterns; of all runs without any."""
+    """Return the folders of the runs given by name, folder or pattern; by default of all runs."""
     if not names:
         return [path for path in runs_in(runs_dir) if not _ASIDE.fullmatch(path.name)]
     paths: dict[Path, None] = {}

@@ -1,8 +1,8 @@
 """Run directories: `runs/<name>/` and the rules by which a run is created, resumed, replaced and found.
 
 A run is never overwritten. The same command resumes an unfinished run, reports a finished one, and refuses one whose
-recipe differs in a key that changes the result; `--fresh` renames the old run to `NAME.old-1` first. `run.json` holds
-the resolved recipe and is what every command reads; `recipe.yaml` is a copy for people, and editing it has no effect.
+recipe differs in a key that changes the result; `--fresh` renames the old run to `NAME.old-1` first. `run.json`
+contains the resolved recipe and is read by every command; `recipe.yaml` is a copy for people; edits have no effect.
 """
 
 import fcntl
@@ -332,7 +332,7 @@ def named_run(runs_dir: Path, name: str) -> Run:
 
 
 def check_start(source: str, runs_dir: Path) -> None:
-    """Refuse a source of weights (`train.init_from`) that does not exist, without opening it."""
+    """Refuse a missing source of weights (`train.init_from`), without opening it."""
     if source.startswith(RUN):
         named_run(runs_dir, source.removeprefix(RUN).partition("@")[0])
     elif not source.startswith(TIMM) and not Path(source).expanduser().exists():

@@ -14,7 +14,7 @@ from lapcli.runs import Run, open_run, read_run
 
 
 def gpt_run(runs: Path, *, chat: bool = True, name: str = "gpt", **model: Any) -> Run:
-    """Two layers, four heads that share two keys and values, one of them Laplacian unless told otherwise."""
+    """Two layers, four heads that share two keys and values, one of them Laplacian by default."""
     shape = {"heads": 4, "kv_heads": 2, **model}
     return make_run(runs, "chat" if chat else "language_model", name=name, **shape)
 

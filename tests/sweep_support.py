@@ -22,7 +22,7 @@ def write_recipe(folder: Path, **sections: dict[str, Any]) -> Path:
 
 
 def train_cells(cells: Any, runs: Path) -> None:
-    """As their `lap train` would."""
+    """Train the cells like their `lap train`."""
     for cell in cells:
         train_here(cell.loaded, runs, cell.name)
 

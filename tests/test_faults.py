@@ -77,7 +77,7 @@ def litter(folder: Path) -> list[Path]:
 
 
 def fail_in_turn(capsys, work: Path, command: list[str], reset, result) -> None:
-    """Run the command with each of its writes failing in turn; the next start gives the `result()` of a good run."""
+    """Run the command with each of its writes failing in turn; the next start gives the `result()` of a normal run."""
     reset()
     with watched(Writes(work)) as writes:
         code, _, err = run_main(capsys, *command)

@@ -51,7 +51,7 @@ def class_names(classes: Sequence[str]) -> Sequence[str]:
 
 
 class TextExamples:
-    """The first sequences of a shuffled token stream, whole contexts; the class of a token is the next token."""
+    """The first complete contexts of a shuffled token stream; the class of a token is the next token."""
 
     by_token = True  # each token has a class of its own
     class_ids: Sequence[str] = ()

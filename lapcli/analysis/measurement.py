@@ -1,6 +1,6 @@
 """The base of every analysis: a `Measurement` with name, options, needs, accumulator, table columns and figure.
 
-Each file in `lapcli/analysis/measurements` holds one, which `measurements/__init__.py` names. These files import torch
+Each file in `lapcli/analysis/measurements` contains one, listed in `measurements/__init__.py`. These files import torch
 and matplotlib inside functions, never at the top: the checks of a command line read their declarations and must be
 fast.
 """
@@ -57,7 +57,7 @@ class Settings:
     image: Sequence[Path] = ()
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return those of the options that differ from their defaults."""
+        """Return the options that differ from their defaults."""
         return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Settings(), name)}
 
     @property
@@ -78,7 +78,7 @@ class NotApplicable(UsageError):
 class Measurement:
     """A measurement: a subclass declares it, an instance measures one model.
 
-    `lap analyze NAME` takes those of the `Settings` that `options` names; `definition` goes to the output. It
+    `lap analyze NAME` accepts the `Settings` listed in `options`; `definition` goes to the output. It
     applies to models that provide all of `needs` (the names in `recipe/schema.py`). Without --layer it measures
     `default_layers` (last, all or spread), of tokens before or after the model's last norm, as `norm` says. `columns`
     are the values in the table of the terminal, with their headings. `counts` are values that describe the data and not

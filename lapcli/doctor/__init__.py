@@ -19,7 +19,7 @@ from lapcli.runtime.ranks import pick_device
 
 
 def examine_machine(only: str | None = None, nproc: str = "auto") -> Iterator[Result]:
-    """Yield each result as soon as it is known. Without two GPUs, two processes on the CPU communicate by gloo."""
+    """Yield each result as soon as it is available. Without two GPUs, two processes on the CPU communicate by gloo."""
     gpu, processes, device = this_gpu(), Processes(nproc), pick_device("auto")
     processes.check(gpu.count)
     ranks = max(2, processes.here()) if nproc == "auto" else processes.here()

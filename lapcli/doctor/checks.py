@@ -80,7 +80,7 @@ class Result:
 
 
 def examine(checks: Iterable[Check]) -> Iterator[Result]:
-    """Yield each result as soon as it is known. A check that raises or ends its process has failed; the others run."""
+    """Yield each result as soon as it is available. A check that raises or kills its process failed; the others run."""
     pool: ProcessPoolExecutor | None = None
     for check in checks:
         started = time.perf_counter()

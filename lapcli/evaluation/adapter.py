@@ -267,7 +267,7 @@ class LapLM(TemplateLM):
         ids = tuple(self.tok_encode(context))
         if isinstance(context, Prompt):
             return ids
-        # lm-eval leaves room for the whole answer; in a small context, half of it is still used for the prompt.
+        # lm-eval leaves room for the full answer; in a small context, half of it is still used for the prompt.
         room = max(self.max_length - new_tokens, self.max_length // 2)
         self.truncated += len(ids) > room
         return ids[-room:]

@@ -1,7 +1,7 @@
 """A frozen ViT for probes (from images to the class token and patches of the last block after the final norm),
-and its features of whole image sets and of training batches.
+and its features of complete image sets and training batches.
 
-Images go through in chunks of a fixed size that the processes take in turn, so that any number of processes
+Images are processed in fixed-size chunks that the processes take in turn, so that any number of processes
 computes the same chunks, features and results.
 
 Shapes: B images, N images of a complete set, P patches, D features.

@@ -8,7 +8,7 @@ ade20k   mean IoU of a linear segmentation head on the patches
 
 The linear classifiers of all learning rates are trained together by one matmul.
 
-Shapes: B images, N images of a whole set, D features, R learning rates, K classes.
+Shapes: B images, N images of a complete set, D features, R learning rates, K classes.
 """
 
 import math

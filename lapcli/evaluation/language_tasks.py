@@ -120,7 +120,7 @@ def scores_of(
     for top in (*groups, *prepared.loaded["tasks"]):
         if top in members:
             continue
-        # A group without aggregate_metric_list has no numbers of its own.
+        # A group without aggregate_metric_list has no scores itself.
         names = [top] if _metrics(prepared, top, results) else _tasks_under(prepared, top)
         names = [name for name in names if _metrics(prepared, name, results)]
         scores += [_score(request, prepared, name, results, details) for name in names]

@@ -45,7 +45,7 @@ CLASSES_AT_ONCE = 10  # whose logits are resized to the size of a label map, to 
 
 
 class LinearHead(nn.Module):
-    """Dropout of whole channels, batch norm, 1 x 1 convolution."""
+    """Channel dropout, batch norm, 1 x 1 convolution."""
 
     def __init__(self, width: int, classes: int, dropout: float, seed: int) -> None:
         super().__init__()

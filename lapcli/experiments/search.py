@@ -12,9 +12,9 @@ A space is given as `--over KEY=DOMAIN`:
     model.laplacian_heads: {per_layer: [0, 4]}           a number for each layer
     model.laplacian_heads: {linear: [0, 4]}              linear(a, b), with a and b in this range
 
-A trial that the journal calls running is resumed by the next start, or by another process that shares the search. The
+A trial with the status running is resumed by the next start, or by another process that shares the search. The
 best of many trials at one seed is partly luck. Therefore the control has the same number of Laplacian heads in every
-layer, or none, and the same budget; the best of each arm is trained again with seeds that the search has not used, and
+layer, or none, and the same budget; the best of each arm is retrained with unused seeds, and
 the winner counts as better only if the interval of the paired difference excludes zero.
 """
 
@@ -92,7 +92,7 @@ class Space:
         return {name: each for domain in self.domains for name, each in domain.parameters.items()}
 
     def overrides(self, params: Params) -> tuple[str, ...]:
-        """Return the trial's changes to the recipe in the notation of `--set`; of two for one key the later counts."""
+        """Return the trial's changes to the recipe in the notation of `--set`; the later value of a key wins."""
         return (*self.options, *overrides_of({domain.key: domain.value(params) for domain in self.domains}))
 
     def load(self, params: Params, seed: int | None = None) -> BaseRecipe:
@@ -218,7 +218,7 @@ class Search(Chooser):
         self._trials: dict[str, tuple[str, int]] = {}  # name to arm and number, of trials that were handed out
 
     def _study(self, arm: str) -> Any:
-        """Open the arm's study; UsageError if it is that of another search."""
+        """Open the arm's study; UsageError if it belongs to another search."""
         from optuna import create_study
         from optuna.distributions import distribution_to_json
 
@@ -332,7 +332,7 @@ class Search(Chooser):
         return numbers[self.settings.metric][0]
 
     def best(self, arm: str) -> Any:
-        """Return the best finished trial, the first of equals; LapError if there is none."""
+        """Return the best finished trial, the first among equals; LapError if there is none."""
         finished = [trial for trial in self.counted(arm) if trial.state == self.states.COMPLETE]
         if not finished:
             states = ", ".join(f"{trial.number} {self.word(trial)}" for trial in self.counted(arm)[:5])

@@ -75,7 +75,7 @@ def validate(ladders: int = LADDERS, seed: int = 0) -> list[Check]:
     draws = [np.random.default_rng(seed + number) for number in range(4)]
     fitted = {name: count for name, count in PAIRS.items() if name != "d12"}
 
-    # Three arms without an effect, and one whose effect is the margin, which is not "no effect".
+    # Three arms without an effect, and one whose effect equals the margin, which is not "no effect".
     claims = equivalences = 0
     for _ in range(ladders):
         null = judge(draw_arms(draws[0], dict.fromkeys(DEVIATIONS, nothing)), MARGIN, held_out="d12", multipliers=False)
@@ -83,7 +83,7 @@ def validate(ladders: int = LADDERS, seed: int = 0) -> list[Check]:
         edge = judge(draw_arms(draws[0], {"laplacian": lambda compute: MARGIN}), MARGIN, multipliers=False)
         equivalences += edge["laplacian"].verdict == "no effect"
 
-    # An arm with the effect that the plan expects to detect in 80%, beside two arms without an effect.
+    # An arm with the effect that the plan detects in 80%, and two arms without an effect.
     effect = planned_power(DEVIATIONS["laplacian"], fitted, COMPUTES, arms=len(DEVIATIONS))
     truths: dict[str, Truth] = {**dict.fromkeys(DEVIATIONS, nothing), "laplacian": lambda compute: -effect}
     detected = 0
@@ -103,9 +103,9 @@ def validate(ladders: int = LADDERS, seed: int = 0) -> list[Check]:
         hits["held-out"].append(finding.held_out is not None and finding.held_out.is_inside)
     inside = {name: sum(each) / len(each) for name, each in hits.items()}
 
-    # Decisions at the largest rung, beside a ranking by one mean there, for which all of the compute is spent. A
+    # Decisions at the largest rung, compared with a ranking by one mean there that spends all of the compute. A
     # ranking always decides. The ladder decides less often, so its decisions should be right more often; and its
-    # estimate should have the right sign as often, decided or not.
+    # estimates should have the correct sign as often.
     alone = {"d10": round(sum(count * COMPUTES[name] for name, count in fitted.items()) / COMPUTES["d10"])}
     decided = right = signs = ranked = 0
     for _ in range(ladders):
@@ -125,6 +125,6 @@ def validate(ladders: int = LADDERS, seed: int = 0) -> list[Check]:
         Check("95% intervals of a difference that contain the truth", inside["difference"], 0.93, 0.97),
         Check("95% intervals of a multiplier that contain the truth", inside["multiplier"], 0.93, 0.97),
         Check("prediction intervals that contain the held-out rung", inside["held-out"], 0.90, 0.98),
-        Check("right decisions of the ladder, more than of a ranking", right / decided - ranked / ladders, 0, 1),
-        Check("right signs of the ladder, more than of a ranking", (signs - ranked) / ladders, -0.02, 1),
+        Check("correct decisions of the ladder, minus those of a ranking", right / decided - ranked / ladders, 0, 1),
+        Check("correct signs of the ladder, minus those of a ranking", (signs - ranked) / ladders, -0.02, 1),
     ]

@@ -27,7 +27,7 @@ def array_script(
     # The sweep runs in the background, because bash runs a trap only after a foreground command has ended.
     # --open-mode=append: a requeued task continues its log.
     return f"""#!/bin/bash
-# {len(cells)} cells as a SLURM array; submit it with `sbatch FILE`. The lines up to the empty one are yours to change.
+# {len(cells)} cells as a SLURM array; submit it with `sbatch FILE`. The lines up to the empty line are yours to change.
 #SBATCH --job-name={title}
 #SBATCH --array=0-{len(cells) - 1}{at_once}
 #SBATCH --nodes=1

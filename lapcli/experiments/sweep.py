@@ -57,7 +57,7 @@ class Tune(Section):
     over: Annotated[dict[str, Values], Field(min_length=1)]
     set: dict[str, Any] = Field(default_factory=dict)  # only while tuning, such as images held out from training
     # During tuning and in the following grid, which would otherwise differ from the tuned recipe; without
-    # tuning (`--no-tune`) the recipe's own values stay.
+    # tuning (`--no-tune`) the recipe's own values are kept.
     keep: dict[str, Any] = Field(default_factory=dict)
     by: Text  # a metric of the last validation, such as validation_top1
 
@@ -85,7 +85,7 @@ class Group(Section):
 class SweepFile(Section):
     cells: Annotated[list[Group], Field(min_length=1, max_length=100)]
     report: Text | list[Text] = Field(  # options of `lap report`, which gets the runs of the cells
-        default_factory=list, description="options of lap report, such as --format html, or a list of such texts"
+        default_factory=list, description="options of lap report, such as --format html, or a list of these"
     )
 
 
@@ -149,7 +149,7 @@ class Grid:
         tune = {} if self.group.tune is None else dict(self.group.tune)
         for section in (("over",), ("set",), ("tune", "over"), ("tune", "set"), ("tune", "keep")):
             for key in tune.get(section[1], {}) if len(section) > 1 else getattr(self.group, section[0]):
-                # With the dot, so that only whole parts of a key match.
+                # With the dot, so that only complete parts of a key match.
                 is_part = f"{problem.key}.".startswith((f"{key}.", f"{key}[")) or key.startswith(f"{problem.key}.")
                 if is_part and problem.where == "--set":
                     return self.place(*section, key)

@@ -198,7 +198,7 @@ def draw(
 
     label = unit.replace("validation_", "").replace("_", " ")
     logs = [math.log10(rung.compute) for rungs in own.values() for rung in rungs]
-    # Whole decades, so that minor tick labels are not needed.
+    # Complete decades, so that minor tick labels are not needed.
     scale = {"xscale": "log", "xlabel": "FLOPs of a run", "xlim": (10 ** floor(min(logs)), 10 ** ceil(max(logs)))}
     with mpl.rc_context(STYLE):
         columns = min(3, len(findings))

@@ -8,7 +8,7 @@
     logits = softcap * tanh(head(norm(x)) / softcap)
 
 A Laplacian head subtracts from the values of the *current* tokens. They are taken before the cache is updated, because
-a static cache returns its whole buffer, whose last rows are not the current tokens. The subtraction is outside the
+a static cache returns its full buffer, whose last rows are not the current tokens. The subtraction is outside the
 attention function, so that sdpa, eager, flash and flex attention all work.
 
 Shapes: B batch, T tokens, C width, H heads, G key and value heads, D head size, S tokens in the cache, V vocabulary.

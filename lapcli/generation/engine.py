@@ -201,7 +201,7 @@ class Engine:
         samples: int = 1,
         is_over: Callable[[Event], bool] | None = None,
     ) -> Iterator[Event]:
-        """Yield every token as soon as it is drawn. `is_over` decides after each whether its sample ends with it."""
+        """Yield every token as soon as it is sampled. `is_over` decides after each whether its sample ends with it."""
         longest, positions = max((len(prompt) for prompt in prompts), default=0), self.model.config.positions
         if not all(prompts):
             raise UsageError("an empty prompt cannot be continued; begin it with <|bos|>")
@@ -252,7 +252,7 @@ class Engine:
         return logits_BV
 
     def _take(self, row: _Row, drawn: int, sampling: Sampling, is_over: Callable[[Event], bool] | None) -> Event:
-        """Append the drawn token or, while the calculator answers, the next token of its answer."""
+        """Append the sampled token or, while the calculator answers, the next token of its answer."""
         is_forced = bool(row.forced)
         # The draw is dropped, not saved for later: noise belongs to a position, even if its token is forced.
         token = row.forced.popleft() if is_forced else drawn

@@ -94,7 +94,7 @@ class StreamingMoments:
         values = values_ND.detach().cpu().double().numpy()
         known = ~np.isnan(values)
         count = known.sum(axis=0)
-        # A column that is NaN in the whole batch has count 0 and must not make the merged mean NaN.
+        # A column that is NaN in the full batch has count 0 and must not make the merged mean NaN.
         mean = np.where(known, values, 0).sum(axis=0) / np.maximum(count, 1)
         squares = np.where(known, (values - mean) ** 2, 0).sum(axis=0)
         if self.count_D is None:

@@ -3,7 +3,7 @@
 A complete model is compiled once per shape in training and validation, so a run has two or three graphs. With
 torch.compile's defaults there would be more of them, and slower ones:
 
-- After a batch of another size it compiles for dynamic sizes, and then trains on that slower graph. So shapes are fixed,
+- After a batch of another size it compiles for dynamic sizes, then trains on that slower graph. So shapes are fixed,
   and a short last batch of a validation is padded (`pad_rows`).
 - It counts the graphs of all models of one class together, and of all blocks if each is compiled on its own; a plan
   that varies by layer makes each block another graph. Beyond `recompile_limit` it runs uncompiled, and only its log

@@ -218,7 +218,7 @@ class DinoViT(nn.Module):
             patches_BPC = self.patch_embed(images_BCHW)
             if mask_BP is not None:
                 patches_BPC = torch.where(mask_BP[:, :, None], self.mask_token.to(patches_BPC.dtype), patches_BPC)
-            # The class token is float32, so x is too, whatever the convolution's dtype.
+            # The class token is float32, so x is too, for any convolution dtype.
             first_B1C = self.cls_token.expand(len(patches_BPC), -1, -1)
             parts.append(torch.cat([first_B1C, patches_BPC], dim=1).flatten(0, 1))
             cos_TD, sin_TD = self._rotary(rows, columns, images_BCHW.device)

@@ -52,7 +52,7 @@ class GPTConfig(GPTModel):
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def has_value_embedding(self, layer: int) -> bool:
-        """Return whether a layer has one: every other layer, the last one included."""
+        """Return whether a layer has value embeddings: every other layer, including the last."""
         return self.value_embeddings and (self.layers - 1 - layer) % 2 == 0
 
     @property
@@ -396,7 +396,7 @@ def to_transformers(name: str) -> str:
 
 
 def from_nanochat(name: str) -> str | None:
-    """Return our name of a tensor; None if our GPT does not have it. A prefix of `torch.compile` is removed."""
+    """Return our name for a tensor; None if our GPT does not have it. A prefix of `torch.compile` is removed."""
     return _renamed(name.removeprefix("_orig_mod."), _FROM_NANOCHAT)
 
 

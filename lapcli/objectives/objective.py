@@ -64,7 +64,7 @@ def decay_groups(
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The split of a step's global batch: `accumulation` forwards of `micro_batch` on each of the processes."""
+    """The split of a step's global batch: `accumulation` forwards of `micro_batch` examples per process."""
 
     batch: int
     micro_batch: int
@@ -238,7 +238,7 @@ class Objective(ABC, Generic[R]):
 
     @abstractmethod
     def validate(self, stop_if_asked: Callable[[], None]) -> dict[str, float]:
-        """Return metrics, the same on every rank; call `stop_if_asked`, which raises to stop, the same number of times on each."""
+        """Return metrics, equal on all ranks; call `stop_if_asked`, which raises to stop, equally often on each."""
 
     @abstractmethod
     def describe_batch(self, step: int) -> str:

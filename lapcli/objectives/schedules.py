@@ -1,7 +1,7 @@
 """Schedules of the vision objectives; for self-supervised training also the student's parameter groups, with rates by
 depth, decay by name, and backbone and heads clipped separately. Steps count from 0, before the update.
 
-In self-supervised training an epoch is `schedule.epoch_steps` steps, whatever the number of images.
+In self-supervised training an epoch is `schedule.epoch_steps` steps, for any number of images.
 """
 
 import math

@@ -175,7 +175,7 @@ class SelfSupervised(ImageObjective[SelfSupervisedRecipe]):
         return total
 
     def _targets(self, head: Head, x_ND: Tensor, temperature: float) -> Tensor:
-        """Compute the teacher's targets, in float32 whatever the dtype of the logits."""
+        """Compute the teacher's targets, in float32 for any dtype of the logits."""
         rows_ND = self._rows(x_ND)
         logits_NK = rows_ND @ head.prototypes.weight.to(rows_ND.dtype).t()
         return sinkhorn_targets(logits_NK, temperature, self.recipe.train.sinkhorn_iterations, self.policy)

@@ -103,7 +103,7 @@ def open_run(
 
 
 def check_timm_name(name: str) -> str:
-    """Return timm's name of the model; UsageError with the nearest name if there is none."""
+    """Return timm's name for the model; UsageError with the nearest name if there is none."""
     known = name.removeprefix(TIMM)
     if not name.startswith(TIMM) or not known:
         raise UsageError(f"a stock model is named timm:NAME, such as timm:vit_small_patch16_224, got {name[:80]!r}")
@@ -284,7 +284,7 @@ def text_of(run: Run) -> tuple[Run, Source]:
 
 
 def with_sha256(recipe: Recipe, path: Path, fresh: bool = False) -> Recipe:
-    """Return the recipe with the sha256 of the weights that its run at `path` starts from, or has started from."""
+    """Return the recipe with the sha256 of the initial weights of its run at `path`."""
     given = recipe.train.init_from
     if given is None or given.sha256 is not None:
         return recipe
@@ -314,7 +314,7 @@ def initial_weights(recipe: BaseRecipe, run: Run) -> Weights | None:
 
 
 def inherited_tokenizer(recipe: GPTRecipe, run: Run | None, initial: Weights | None) -> Tokenizer | None:
-    """Return the tokenizer of the weights that a run starts from, or started from; None if they are random."""
+    """Return the tokenizer of a run's initial weights; None if they are random."""
     if recipe.train.init_from is None:
         return None
     if initial is not None:

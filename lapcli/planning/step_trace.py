@@ -1,8 +1,8 @@
 """FLOPs and memory of a training step, traced on fake tensors: shapes are propagated, nothing is computed.
 
 A fake tensor of the CPU is dispatched to the same kernels as a real one, so autograd saves the same
-tensors. A compiled graph on a GPU is assumed to save the same: torch.compile keeps both sides of an activation function,
-because the matmul after it needs its result in the backward.
+tensors. A compiled graph on a GPU is assumed to save the same: torch.compile keeps both sides of an activation
+function, because the matmul after it needs its result in the backward.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The schema of chat recipes: the stages that turn a pretrained GPT into one that answers.
 
-A recipe has `stages:`, up to two, in this order: `midtrain`, then `sft`. Each is a run of its own, which stores a
-`ChatStageRecipe`: the stage, its model and the weights it started from.
+A recipe has `stages:`, up to two, in this order: `midtrain`, then `sft`. Each is a separate run, which stores a
+`ChatStageRecipe`: the stage, its model and its initial weights.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -57,7 +57,7 @@ class DataSet(Section):
     rows: Count | None = None  # only the first rows of the data set; null: all
     repeats: Annotated[Whole, Field(ge=1, le=1000)] = 1  # times that each row occurs in an epoch
     split: Literal["train", "test"] = "train"  # of generated rows; of others the part that `held_out` leaves or takes
-    # Fraction of the rows that is validated on, not trained on. null: 0.05 of your own conversations (a local file or
+    # Fraction of the rows held out for validation. null: 0.05 of your own conversations (a local file or
     # folder) unless `validation.mixture` has some; 0 of everything else.
     held_out: Annotated[float, Field(ge=0, lt=1)] | None = None
 
@@ -103,7 +103,7 @@ class ChatValidation(ValidationSection):
     mixture: Annotated[list[DataSet], Field(max_length=100)] = Field(default_factory=list)
     tokens: Count = 10_485_760  # at most, of packed batches
     rows: Count = 3200  # at most, of padded batches
-    # Answered at the end of the run.
+    # Prompts answered at the end of the run.
     prompts: list[Annotated[str, Field(max_length=10_000)]] = Field(default_factory=list)
     sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 64  # of each answer
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0  # of the answers; 0: always the likeliest token
@@ -111,15 +111,15 @@ class ChatValidation(ValidationSection):
 
 
 class Stage(Section):
-    """What a stage trains on and how; `train.batch` counts packed sequences or padded conversations."""
+    """The data and training settings of a stage; `train.batch` counts packed sequences or padded conversations."""
 
     mixture: Mixture
     loss: Literal["all", "assistant"]  # the tokens that are targets
     batching: Literal["packed", "padded"]  # one stream cut into sequences, or a conversation a row
     # `tokens`: each target of a step has the same weight. `micro_batch`: the mean of the means of micro-batches of
-    # exactly train.micro_batch rows, as upstream.
+    # exactly train.micro_batch rows, as in upstream.
     average: Literal["tokens", "micro_batch"] = "tokens"
-    # The schedule counts the last step of the epoch, but it is not taken (upstream's fine-tuning: 700 of 701).
+    # The schedule includes the epoch's last step, but the run omits it (upstream's fine-tuning: 700 of 701).
     drop_last_update: bool = False
     train: TrainSection
     optimizer: ChatOptimizer = ChatOptimizer()
@@ -135,7 +135,7 @@ class Stage(Section):
 
 
 class Stages(Section):
-    """The stages of chat training, each a run of its own."""
+    """The stages of chat training, each a separate run."""
 
     midtrain: Stage | None = None  # on all tokens of conversations, first
     sft: Stage | None = None  # on the assistant's tokens, second

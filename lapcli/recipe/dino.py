@@ -1,7 +1,7 @@
 """The schema of self-supervised recipes: the ViT and its heads, crops, masks, losses, rates.
 
 The values of the paper's table `tab:dino_hparams` are in `recipes/dino_vits.yaml`; the defaults here are the same, and
-DINOv3's where the paper gives no value.
+DINOv3's if the paper gives no value.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -57,15 +57,15 @@ class DinoModel(TransformerModel):
 
 
 class Crops(Section):
-    """Two global crops, which teacher and student see, and local ones that only the student sees."""
+    """Two global crops for teacher and student, and local crops for the student only."""
 
     global_size: Size = 224  # pixels of a side
     global_scale: FractionRange = Field(default_factory=lambda: [0.32, 1.0])  # of the image's area
     locals: Annotated[Whole, Field(ge=0, le=100)] = 8  # local crops of an image
     local_size: Size = 96  # pixels of a side
     local_scale: FractionRange = Field(default_factory=lambda: [0.05, 0.32])  # of the image's area
-    # How often the first global, the second global and a local crop are blurred. `executed`: 0, 0.9 and 0.5, which is
-    # what DINOv3's code does; `documented`: 1, 0.1 and 0.5, which is what its settings say.
+    # How often the first global, the second global and a local crop are blurred. `executed`: 0, 0.9 and 0.5, as in
+    # DINOv3's code; `documented`: 1, 0.1 and 0.5, as in its settings.
     blur: Literal["executed", "documented"] = "executed"
 
 
@@ -87,7 +87,7 @@ class SelfSupervisedTrain(TrainSection):
     dino: NonNegative = 1.0  # weight of the DINO loss
     koleo: NonNegative = 0.1  # weight of the KoLeo loss
     ibot: NonNegative = 1.0  # weight of the iBOT loss
-    # Of the residual stream where train.precision is bf16. bf16: as DINOv3, which keeps no float32 stream.
+    # Dtype of the residual stream if train.precision is bf16. bf16: as in DINOv3, without a float32 stream.
     stream: Literal["bf16", "float32"] = "bf16"
     student_temperature: Positive = 0.1  # of the student's softmax
     sinkhorn_iterations: Annotated[Whole, Field(ge=1, le=1000)] = 3  # of the teacher's targets
@@ -111,7 +111,7 @@ class SelfSupervisedTrain(TrainSection):
 
 
 class SelfSupervisedSchedule(Section):
-    """All schedules count steps; an epoch is a number of steps, whatever the number of images."""
+    """All schedules count steps; an epoch is a number of steps, for any number of images."""
 
     epoch_steps: Count = 1250  # steps that count as an epoch
     warmup_epochs: NonNegative = 10.0  # of the learning rate, from 0
@@ -182,7 +182,7 @@ class SelfSupervisedRecipe(BaseRecipe):
         ):
             epochs, epoch_steps = getattr(self.schedule, key), self.schedule.epoch_steps
             steps = epochs * epoch_steps
-            # The temperature may rise until the last step; after the other two something has to be left.
+            # The temperature may rise until the last step; after the other two, some steps must remain.
             if steps > self.steps or (steps == self.steps and key != "teacher_warmup_epochs"):
                 fit = f"{epochs:g} epochs of {epoch_steps:,} steps do not fit into a run of {self.steps:,} steps"
                 problems.append((f"schedule.{key}", f"{fit}: {what}; lower it, or schedule.epoch_steps"))

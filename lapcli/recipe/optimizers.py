@@ -82,8 +82,8 @@ class DinoOptimizer(OptimizerSection):
     clip: Positive | None = 3.0
 
 
-#: Sections that any recipe with `takes_any_optimizer` may use. Muon is not among them: which parameters it updates, and
-#: which AdamW does, is the GPT's own choice.
+#: Sections that any recipe with `takes_any_optimizer` may use. Muon is not among them: the GPT decides which parameters
+#: Muon and AdamW update.
 OPTIMIZER_SECTIONS: Registry[type[OptimizerSection]] = Registry(
     "optimizer section",
     {"adamw": "lapcli.recipe.optimizers:AdamWSection", "lamb": "lapcli.recipe.optimizers:AdamWSection"},

@@ -1,5 +1,5 @@
 """A recipe as data: YAML into plain values with the file and line of each key, and a checked recipe back into values,
-as it is stored in a run, identified by its hash and compared with another."""
+which are stored in a run, hashed and compared."""
 
 import hashlib
 import json
@@ -96,7 +96,7 @@ def listed(names: Sequence[str], last: str = "or") -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
 
 
-# How an unquoted word is read: the core schema of YAML 1.2, with underscores in whole numbers. PyYAML follows YAML 1.1,
+# Parsing of unquoted words: the core schema of YAML 1.2, with underscores in whole numbers. PyYAML follows YAML 1.1,
 # where `3e-4` is text, `no` is false, `010` is eight, `1:30` is ninety and `2024-01-01` is a date.
 Scalar = None | bool | int | float | str
 _WORDS: dict[str, Scalar] = {
@@ -254,8 +254,8 @@ def recipe_to_yaml(recipe: "AnyRecipe") -> str:
 def recipe_hash(recipe: "AnyRecipe") -> str:
     """Return the sha256 of the recipe's canonical JSON: equal for recipes with the same meaning.
 
-    The path of `init_from` weights does not count, since their sha256 does. The hash names a recipe; whether
-    two recipes agree is decided by `differing_keys`.
+    The path of `init_from` weights does not count, since their sha256 does. The hash names a recipe; `differing_keys`
+    decides whether two recipes agree.
     """
     canonical = json.dumps(_in_order(_without_places(recipe_to_dict(recipe))), separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -115,7 +115,7 @@ class TokenizerSection(Section):
 
 
 class Source(Section):
-    """Where examples come from: `builtin`, `hub:OWNER/NAME`, `plugin:NAME`, or a local file or folder."""
+    """Source of examples: `builtin`, `hub:OWNER/NAME`, `plugin:NAME`, or a local file or folder."""
 
     # `builtin`, `hub:OWNER/NAME`, `plugin:NAME`, or a local file or folder.
     train: Text
@@ -130,7 +130,7 @@ class Source(Section):
         return {"revision": "only a hub data set has one"} if has_none else {}
 
 
-#: Before the name of a run in `train.init_from`.
+#: Prefix of a run's name in `train.init_from`.
 RUN = "run:"
 TIMM = "timm:"
 #: Value of `data.train` for an imported run, whose training data is not known.
@@ -144,7 +144,7 @@ class TextSource(Source):
     column: Text = "text"  # of parquet and jsonl files: the key of the text
     crop: Count | None = None  # characters kept of each document
     shuffled: bool = False  # the source is in random order already
-    # Fraction of the documents that is held out; null: the last of several files, or a twentieth of a single one.
+    # Held-out fraction of the documents; null: the last of several files, or a twentieth of a single one.
     validation: HeldOut | None = None
 
     @combination("files", "train")
@@ -183,10 +183,10 @@ class TrainSection(Section):
     compile: Literal["auto"] | bool = Field(default="auto", description="`auto`, true or false")  # auto: on CUDA
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: CUDA, then Apple GPUs, then the CPU
     threads: Annotated[Whole, Field(ge=1, le=1024)] | None = None  # CPU threads of each process
-    # What several processes share: gradients and optimizer state (ZeRO-2), or the weights too (ZeRO-3).
+    # State sharded over several processes: gradients and optimizer state (ZeRO-2), or the weights too (ZeRO-3).
     shard: Literal["gradients", "weights"] = "gradients"
     recompute: Literal["none", "blocks"] = "none"  # blocks: keep only their inputs for the backward
-    # On CUDA: bitwise reproducible, and slower; runs on the CPU always are.
+    # On CUDA: bitwise reproducible but slower; runs on the CPU always are.
     deterministic: bool = False
     init_from: InitFrom | None = None  # null: random weights from the seed
 
@@ -224,7 +224,7 @@ class ValidationSection(Section):
 class TextValidation(ValidationSection):
     every: Count | None = 250
     tokens: Count = 10_485_760  # at most, of the held-out text
-    # Continued at the end of the run.
+    # Prompts continued at the end of the run.
     prompts: list[Annotated[str, Field(max_length=10_000)]] = Field(default_factory=list)
     sample_tokens: Annotated[Whole, Field(ge=1, le=100_000)] = 16  # of each continuation
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0  # of the continuations; 0: always the likeliest token
@@ -243,7 +243,7 @@ TEXT_METRICS: dict[str, tuple[str, Literal["higher", "lower"]]] = {
     "validation_loss": ("nats", "lower"),
     "validation_bits_per_byte": ("bits", "lower"),
 }
-#: What models can do, on which evaluations and analyses depend.
+#: Abilities of models, which evaluations and analyses require.
 LANGUAGE = "language"  # next tokens of text, with a tokenizer
 CHAT = "chat"  # answers in conversations
 HELD_OUT_TEXT = "held-out text"  # as in the recipe's `data`, `tokenizer` and `validation`
@@ -252,7 +252,7 @@ FEATURES = "features"  # class token and patches of an image
 
 
 class AnyRecipe(Section):
-    """The keys that every recipe has, and what is known about its objective without importing torch."""
+    """The keys of every recipe, and the facts about its objective that need no torch."""
 
     implementation: ClassVar[str]  # `module:Class` of the `Objective`, imported when a run is trained or loaded
     gives: ClassVar[frozenset[str]]  # what its models can do
@@ -271,7 +271,7 @@ class AnyRecipe(Section):
         return str(get_args(cls.model_fields["objective"].annotation)[0])
 
     def schedule_problems(self) -> list[tuple[str, str]]:
-        """Return the keys that do not fit the length of the run, each with the reason.
+        """Return the keys that conflict with the length of the run, each with the reason.
 
         Checked before a run starts, but not for the stored recipe of a run.
         """

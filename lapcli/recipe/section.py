@@ -1,4 +1,4 @@
-"""The parts of a recipe's sections: strict types with ranges, and checks of combinations that cannot work.
+"""The parts of a recipe's sections: strict types with ranges, and checks of invalid combinations.
 
 An unknown key is refused, and no key is parsed and then ignored. Named data sources may stand in place of files and hub
 data sets: `builtin` is the text that comes with lap, `plugin:NAME` a source that an installed package adds. Their names
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _whole(value: Any) -> Any:
-    """Turn a whole float into an int: `steps: 1e3` is meant as a whole number, though YAML reads a float."""
+    """Turn an integral float into an int: `steps: 1e3` means an integer, though YAML reads a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -37,7 +37,7 @@ Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 #: Names of files, ranges such as a_{00..23}.parquet, or local globs, in order.
 Files = Annotated[Text | list[Text] | None, Field(description="text or a list of texts")]
-#: The fraction of the training examples that is held out.
+#: The held-out fraction of the training examples.
 HeldOut = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -47,7 +47,7 @@ def _ascending(value: list[float]) -> list[float]:
     return value
 
 
-#: The smallest and the largest fraction of something.
+#: A smallest and a largest fraction.
 FractionRange = Annotated[
     list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2), AfterValidator(_ascending)
 ]
@@ -101,7 +101,7 @@ class Section(BaseModel):
         return self
 
     def ignored(self) -> dict[str, str]:
-        """Return keys to which other values leave no effect, with the reason, for a warning instead of an error."""
+        """Return keys without effect under the other values, with the reason, for a warning instead of an error."""
         return {}
 
 

@@ -35,21 +35,21 @@ STARTERS = {
     "text": Starter(
         "quickstart",
         "lap train {file}",
-        "A GPT on your own text. As it stands it learns Python's documentation, in minutes on two CPU cores.\n"
+        "A GPT on your own text. Unchanged, it learns Python's documentation, in minutes on two CPU cores.\n"
         "Your data: data.train takes a file or folder of .txt, .jsonl or .parquet, or hub:OWNER/NAME. A larger corpus\n"
         "needs a larger tokenizer.vocab, model and train.steps; `lap plan {file}` says what a recipe takes.",
     ),
     "images": Starter(
         "vit_digits",
         "lap train {file}",
-        "A ViT that classifies your own images. As it stands it reads handwritten digits, in minutes on two cores.\n"
+        "A ViT that classifies your own images. Unchanged, it learns handwritten digits, in minutes on two cores.\n"
         "Your data: data.train takes a folder with a folder of images for each class, or hub:OWNER/NAME. Then set\n"
         "model.classes, model.image and model.patch to fit, and remove mean, std and augmentation for photographs.",
     ),
     "chat": Starter(
         "chat_quickstart",
         "lap sft {file}",
-        "Makes the newest finished GPT answer: two stages, each a run of its own. As it stands it learns to spell.\n"
+        "Teaches the newest finished GPT to answer: two stages, each a separate run. Unchanged, it teaches spelling.\n"
         "Your data: an entry {name: mine, format: conversations, source: chats.jsonl} in each mixture, where a line\n"
         'of the file is a list of turns such as {"role": "user", "content": "..."}; one line in twenty is held out to\n'
         "validate on. Afterwards `lap chat` talks to it.",
@@ -58,7 +58,7 @@ STARTERS = {
     "self-supervised": Starter(
         "dino_quickstart",
         "lap train {file}",
-        "A ViT that learns from your own images without labels. As it stands it sees two photographs, in minutes on\n"
+        "A ViT that learns from your own images without labels. Unchanged, it uses two photographs, in minutes on\n"
         "two cores. Your data: data.train takes a folder with folders of images, which only its k-NN score takes for\n"
         "classes, or hub:OWNER/NAME. Then raise data.crops.global_size, model.patch and train.steps.",
     ),

@@ -56,7 +56,7 @@ class ViTModel(TransformerModel):
 class Augmentation(Section):
     """The augmentation of a training image before mixing, all by timm."""
 
-    # Padded: of the image's own size, after padding it by 4 pixels.
+    # Padded: at the image's own size, after padding by 4 pixels.
     crop: Literal["random_resized", "padded", "none"] = "random_resized"
     flip: Fraction = 0.5  # probability of a horizontal flip
     # timm's name; null: none.
@@ -104,8 +104,8 @@ class ImageFiles(Source):
     )
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"  # when an image is resized
     crop_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the shorter side, when evaluating
-    mean: Channels = Field(default_factory=lambda: [0.485, 0.456, 0.406])  # of the channels, subtracted
-    # Of the channels, divided by.
+    mean: Channels = Field(default_factory=lambda: [0.485, 0.456, 0.406])  # per channel, subtracted
+    # Per channel, the divisor.
     std: Annotated[list[Positive], Field(min_length=3, max_length=3)] = Field(
         default_factory=lambda: [0.229, 0.224, 0.225]
     )
@@ -123,7 +123,7 @@ class ImageSource(ImageFiles):
 
 
 class ClassificationTrain(TrainSection):
-    # Binary: one for each class, as DeiT-III on ImageNet.
+    # Binary: one loss per class, as in DeiT-III on ImageNet.
     loss: Literal["cross_entropy", "binary_cross_entropy"] = "cross_entropy"
 
 
@@ -177,7 +177,7 @@ class ClassificationRecipe(BaseRecipe):
         return None
 
     def schedule_problems(self) -> list[tuple[str, str]]:
-        """Return a warm-up that does not fit into the run. With `train.steps` the epochs of a run depend on the data,
+        """Return a warm-up longer than the run. With `train.steps` the epochs of a run depend on the data,
         so they are only checked when it starts."""
         warmup, epochs = self.schedule.warmup_epochs, self.train.epochs
         if self.train.steps is None and epochs is not None and 0 < epochs <= warmup:

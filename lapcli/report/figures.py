@@ -185,7 +185,7 @@ def _charts(experiment: Experiment) -> list[Chart]:
 
 
 def _curves(grid: Grid, metric: str, name: str, place: str) -> Chart | None:
-    """Draw a line for each run in the colour of its row; training losses are averaged over stretches of steps."""
+    """Draw a line for each run in the colour of its row; training losses are averaged over intervals of steps."""
     unit, _ = grid.first.run.recipe.metrics.get(metric, ("", None))
     column = Column(metric, "training loss" if metric == "loss" else metric.replace("_", " "), unit)
     lines = []

@@ -196,7 +196,7 @@ def _table(
 
 
 def _keys(grid: Grid | None, numbers: Numbers) -> list[RowKey]:
-    """Return the paper's rows and ours; a plan that differs by layer is a row of its own, sorted by its mean."""
+    """Return the paper's rows and ours; a plan that differs by layer is a separate row, sorted by its mean."""
     return sorted({*map(RowKey.of_heads, numbers), *(grid.rows if grid else ())})
 
 

@@ -106,8 +106,8 @@ class Device:
     def policy(self, precision: str, compiles: Literal["auto"] | bool) -> ComputePolicy:
         """Return how a run computes on this device; `compiles: auto` compiles only on CUDA.
 
-        `precision: auto` is bf16 on GPUs that have it in hardware; those before Ampere (a T4) emulate it, at a fraction
-        of their float32 speed.
+        `precision: auto` is bf16 on GPUs with hardware support; earlier GPUs than Ampere (a T4) emulate it, at a
+        fraction of their float32 speed.
         """
         bf16 = precision == "bf16" or (precision == "auto" and self.type == "cuda" and self.native_bf16)
         return ComputePolicy(self.type, bf16, compiles is True or (compiles == "auto" and self.type == "cuda"))
@@ -117,7 +117,7 @@ class Device:
 
 
 def _gpu(name: str, mebibytes: int, bf16: float, float32: float, link: float, native_bf16: bool = True) -> Device:
-    """Return a GPU by its data sheet: TFLOPs a second, GB a second between two of them."""
+    """Return a GPU by its data sheet: TFLOPs per second, GB per second between two of them."""
     return Device(name, "cuda", mebibytes * 2**20, bf16 * 1e12, float32 * 1e12, native_bf16, link * 1e9)
 
 

@@ -114,7 +114,7 @@ def usable_cores() -> int:
 
 
 def container_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
-    """Return the CPU quota of this process's container in whole cores; None if there is none."""
+    """Return the CPU quota of this process's container in complete cores; None if there is none."""
     try:
         quota, period = quota_file.read_text().split()
         return max(1, int(quota) // int(period))

@@ -33,7 +33,7 @@ from lapcli.runtime.signals import stop_on_signal
 
 # A batch system starts the machines of a job minutes apart.
 SECONDS_TO_MEET = 600
-#: NCCL writes what each rank was waiting for, for torch's flight recorder, before it ends a rank with SIGABRT.
+#: NCCL logs the pending operation of each rank, for torch's flight recorder, before it ends a rank with SIGABRT.
 _NCCL_TRACE = Path(tempfile.gettempdir()) / "lap_nccl_trace_rank_"
 _AFTER_SIGNAL: dict[int, str] = {
     signal.SIGABRT: (
@@ -202,7 +202,7 @@ def _torchrun_options(processes: Processes, device: str) -> list[str]:
     ]
     if processes.nnodes == "1" and processes.rdzv is None:  # port 0: a free one, so that launches do not collide
         return [*options, "--rdzv-endpoint=localhost:0", "--local-addr=localhost", f"--rdzv-id={uuid.uuid4()}"]
-    # The machines cannot agree on a random id, so it is a constant; the endpoint tells jobs apart.
+    # The machines cannot agree on a random id, so it is a constant; the endpoint distinguishes jobs.
     options += [f"--nnodes={processes.nnodes}", f"--rdzv-endpoint={processes.rdzv}", "--rdzv-id=lap"]
     settings = f"read_timeout={SECONDS_TO_MEET}"
     if processes.node_rank is None:  # the machines number themselves, and find out who is the host by their names

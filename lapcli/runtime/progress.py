@@ -98,7 +98,7 @@ class StepProgress:
         self._bar.stop()
 
     def step(self, step: int, loss: float, lr: float, units_per_second: float | None) -> None:
-        """Show that `step` updates are done. The first step of a process has no throughput: it compiles and warms up; so
+        """Show that `step` updates are done. A process's first step has no throughput: it compiles and warms up; so
         it does not count for the time left, which is shown from the fifth step on."""
         if not self._shown:
             return

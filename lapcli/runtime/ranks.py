@@ -188,7 +188,7 @@ def join_world(device: str = "auto", step_timeout: float = STEP_TIMEOUT) -> Worl
 
 
 def _with_restarts(world: World) -> World:
-    """Record whether ranks have been started before. torchrun counts only starts after a failure, so a mark counts all."""
+    """Record whether ranks were started before. torchrun counts only starts after a failure, so a mark counts all."""
     begun = None if (mark := stopped_mark()) is None else mark.with_name("begun")
     is_counted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     is_restarted = world.any(is_counted or (begun is not None and begun.exists()))

@@ -2,8 +2,8 @@
 
 Times are seconds of wall time on rank 0. `seconds` is the time of a step, from the previous end to its own
 end; throughput is computed from it. In the first step of a process, which compiles and warms up, it is called
-`seconds_first_step`. `seconds_validating` and `seconds_saving` are the times since the previous line. All of them add up
-to the total.
+`seconds_first_step`. `seconds_validating` and `seconds_saving` are the times since the previous line. All of them add
+up to the total.
 """
 
 import contextlib

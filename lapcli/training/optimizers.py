@@ -266,7 +266,7 @@ class Optimizers:
     def clip(self, limit: float | None, norms: Sequence[Tensor], known: Sequence[float]) -> None:
         """Clip the gradients of each set of parameters whose norm exceeds the limit; None: no limit.
 
-        `known` are the norms on the host, from the existing sync: below the limit nothing is done, which saves a
+        `known` are the norms already copied to the host: below the limit nothing is done, which saves a
         pass over all gradients. The factor is computed on the device.
         """
         if limit is None or self.clip_themselves:

@@ -1,4 +1,4 @@
-"""Every test has a cache of its own and no network; `hub` is a hub on 127.0.0.1."""
+"""Every test has its own cache and no network; `hub` is a hub on 127.0.0.1."""
 
 import hashlib
 import json

@@ -74,7 +74,7 @@ def test_everything_works_without_the_hub(online, monkeypatch, lap_cache):
     assert len(first.validation) > 0
     asked = len(online.requests)
     assert prepare_text(source(), TOKENIZER).identity == first.identity
-    assert len(online.requests) == asked, "what is here already was asked for again"
+    assert len(online.requests) == asked, "existing files were requested again"
 
     online.stop()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -85,7 +85,7 @@ def arc_documents():
 
 def test_multiple_choice_uses_row_labels_and_the_training_prompt():
     tokenizer = tiny_tokenizer()
-    # An oracle that always prefers the correct label, whatever the labels are.
+    # An oracle that always prefers the correct label, for any labels.
     rights = {}
     for row in arc_rows():
         turns = multiple_choice(row)

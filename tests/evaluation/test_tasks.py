@@ -1,4 +1,4 @@
-"""Which tasks fit which models, and what is refused before anything is loaded."""
+"""The tasks of each kind of model, and refusals before anything is loaded."""
 
 import sys
 

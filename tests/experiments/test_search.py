@@ -109,7 +109,7 @@ SAME = {"search": {f"{HEADS}.layer0": 2, f"{HEADS}.layer1": 2}, "control": {HEAD
     ],
 )
 def test_the_verdict_follows_the_interval_of_the_paired_test(winner, control, word):
-    """The values are losses; as scores, of which more is better, the first two verdicts change places."""
+    """The values are losses; as scores, where more is better, the first two verdicts are swapped."""
     values = [dict(enumerate(each)) for each in (winner, control)]
     loss, score = (verdict(*values, "m", direction) for direction in ("lower", "higher"))
     assert loss["verdict"].startswith(f"{word}: ")

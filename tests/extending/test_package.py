@@ -43,14 +43,14 @@ def steps(run):
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
-def test_an_objective_and_an_optimizer_train(painted):
+def test_training_with_an_external_objective_and_optimizer(painted):
     assert status(painted) == "finished"
     assert [step for step, _ in steps(painted)] == [1, 2, 3, 4, 5, 6]
     state = load_file(painted / "checkpoints" / "step-000006" / "optimizer.safetensors")
     assert {name.partition("/")[0] for name in state} == {"average"}
 
 
-def test_a_source_and_an_operator_train(adder):
+def test_training_with_an_external_source_and_operator(adder):
     assert status(adder) == "finished"
     weights = load_file(adder / "checkpoints" / "step-000006" / "model.safetensors")
     shares = weights["blocks.0.attn.operators.damped_share"]

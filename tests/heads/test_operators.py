@@ -224,7 +224,7 @@ def test_operator_parameters_are_never_decayed_and_never_use_muon(tmp_path) -> N
 
 
 def test_a_different_plan_with_equal_shapes_refuses_the_weights(tmp_path) -> None:
-    """Operators without parameters have the same tensors: only the metadata tells them apart."""
+    """Operators without parameters have the same tensors: only the metadata differs."""
     plan, weights = str(head_plan({"laplacian": 3}, 3, H)), tmp_path / "model.safetensors"
     save_file(gpt({"laplacian": 3}).state_dict(), weights, metadata={"laplacian_heads": plan})
     load_weights(weights, gpt({"laplacian": 3}), plan)

@@ -34,7 +34,7 @@ def test_billion_laughs_are_refused(problems) -> None:
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!!int"])
-def test_tags_are_refused_where_they_stand(problems, valid: str, tag: str) -> None:
+def test_tags_are_refused_with_their_line(problems, valid: str, tag: str) -> None:
     assert problems(valid.replace("steps: 100", f"steps: {tag} 100")) == [
         "x.yaml:13  train.steps: recipes do not support tags (`!name`); remove the tag"
     ]

@@ -117,7 +117,7 @@ def test_two_machines_continue_after_losing_a_rank(write_recipe, tmp_path):
 
 
 @pytest.mark.long
-def test_a_machine_is_lost_comes_back_and_is_stopped(write_recipe, tmp_path):
+def test_a_machine_is_lost_returns_and_is_stopped(write_recipe, tmp_path):
     """One or two machines: the run continues on the rest with the same global batches; the old run stays."""
     recipe, run = write_recipe(100_000), tmp_path / "tiny"
     unlock(open_run(tmp_path, "tiny", load_recipe(recipe)))
@@ -166,7 +166,7 @@ def test_a_batch_that_does_not_divide_by_every_machine_count_is_refused(write_re
 
 
 @pytest.mark.long
-def test_launchers_and_ranks_that_die_fail_or_get_a_signal(write_recipe, tmp_path):
+def test_launchers_and_ranks_that_die_or_get_a_signal(write_recipe, tmp_path):
     """After any kind of end no rank is left, the next command resumes, and the losses are those of one process."""
     recipe, run = write_recipe(300), tmp_path / "two" / "tiny"
 
@@ -315,7 +315,7 @@ def test_a_missing_host_is_one_sentence(monkeypatch):
         launch(Processes("1", nnodes="2", node_rank=1, rdzv="127.0.0.1:1"), ["train"], "cpu")
 
 
-def test_a_process_needs_a_gpu_of_its_own(monkeypatch, tmp_path, write_recipe, capsys):
+def test_each_process_needs_its_own_gpu(monkeypatch, tmp_path, write_recipe, capsys):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert needs_launch(Processes("2"))
     assert needs_launch(Processes("3"), "cpu")

@@ -71,7 +71,7 @@ class Toy:
         return rows[first : first + self.batches.micro_batch]
 
     def loss(self, rows: torch.Tensor) -> torch.Tensor:
-        # The head's weight is used outside of its own forward, as a chunked loss does.
+        # The head's weight is used outside its own forward, as in a chunked loss.
         hidden = self.model["blocks"](rows).tanh()
         return (hidden @ self.model["head"].weight.t()).square().sum(1).mean()
 

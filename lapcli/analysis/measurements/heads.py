@@ -4,7 +4,7 @@ sinks   where it attends, and the cosine similarity of attention's output and th
 
     to_first = ave_t P_t0        to_self = ave_t P_tt        cosine = ave_t cos(o_t, v_t),  o = P v
 
-A head that has no use for its input can attend to the first token, a sink. Laplacian and exclusive heads add or remove
+A head without a use for its input can attend to the first token, a sink. Laplacian and exclusive heads add or remove
 the token's own value, so the part of attention's output along it matters. P is computed in blocks of rows, so that
 there is never a T x T matrix for all heads.
 
@@ -15,7 +15,7 @@ ov      the map of a head from its input to its output, without attention: does 
     symmetric = |(M_h + M_h^T) / 2|_F^2 / |M_h|_F^2        diagonal = sum_c (M_h)_cc^2 / |M_h|_F^2
 
 With a positive mean eigenvalue a plain head adds an average of tokens to each of them, which smooths, and a Laplacian
-head sharpens; with a negative one the reverse. Norms and LayerScale are left out. Only weights are read.
+head sharpens; with a negative eigenvalue the reverse holds. Norms and LayerScale are ignored. Only weights are read.
 
 mixing  the learned parameters of head operators: alpha, beta, strengths and gates
 
@@ -123,7 +123,7 @@ class Ov(Measurement):
     name = "ov"
     definition = (
         "Of each head's W_O W_V: its trace over the head size, which is the mean of the eigenvalues that can differ "
-        "from 0; the share of its squared norm in the symmetric part; and on the diagonal. Values of a layer are means "
+        "from 0; the fraction of its squared norm in the symmetric part, and on the diagonal. Layer values are means "
         "over its heads."
     )
     default_layers = "all"

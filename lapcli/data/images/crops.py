@@ -15,7 +15,7 @@ crops; the other draws are sent with them and applied on the device, in `colours
 
 Masks: rectangles of patches of the global crops, by (seed, step, group). Of a group's G B global crops int(probability
 G B) get a mask. The i-th of n has exactly int(P r_i) masked patches, with r_i on an even grid of n + 1 points over the
-range of ratios, of which the first is left out; then all crops of the group are shuffled.
+range of ratios, without the first; then all crops of the group are shuffled.
 
 Shapes: G global and Q local crops, B images, K random parameters per crop.
 """

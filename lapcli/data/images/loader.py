@@ -33,7 +33,7 @@ BATCHES_AHEAD = 2  # prefetched by each worker
 #: Seconds of one core of a cloud machine (AMD EPYC, 2026) to decode a photograph of 500 x 375 pixels, for each crop
 #: of it, and for each pixel of a crop: benchmarks/self_supervised.py loader reads 82 images a second with ten crops.
 DECODING, CROPPING, PIXEL = 4e-3, 4e-4, 2.5e-8
-#: Largest side of crops whose images are small themselves, and decoded in no time.
+#: Largest side of crops whose images are small, with negligible decoding time.
 SMALL = 64
 Transform = Callable[[Any], np.ndarray]  # an image to its pixels, channels first
 Request = tuple[int, int]  # step and micro-step
@@ -55,7 +55,7 @@ class ImageBatches:
             raise DataError(f"there are {images:,} training images, fewer than a batch of {batch:,}; lower train.batch")
         self._batch, self._repeats, self._seed = batch, repeats, seed
         self._order = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(images))
-        # For each example of the global batch, its position in the batch in the order of the epoch.
+        # The position of each example of the global batch in epoch order.
         groups = batch // group
         self._positions = (np.arange(groups)[:, None] + groups * pair_order(group)[None, :]).reshape(-1)
 
@@ -76,7 +76,7 @@ class ImageBatches:
 
 def seed_everything(*key: int) -> None:
     """Seed Python's, numpy's and torch's CPU generators; timm's and torchvision's transforms draw from all of them."""
-    # A hash, since a key has several numbers and each generator takes one seed.
+    # A hash, since a key has several numbers but a generator takes one seed.
     content = hashlib.blake2b(struct.pack(f"{len(key)}q", *key), digest_size=20).digest()
     # 8 + 4 + 8 bytes: numpy's global generator takes only 32 bits.
     for_python, for_numpy, for_torch = struct.unpack("<QIQ", content)
@@ -123,7 +123,7 @@ class Reader:
 
 
 class ImageLoader:
-    """Loads batches; `examples(step, micro_step)` returns the examples of one, and a step has `micro_steps` of them.
+    """Loads batches; `examples(step, micro_step)` returns those of a micro-step, and a step has `micro_steps`.
 
     Batches for a CUDA `device` are pinned in advance, by a thread beside the workers.
     """
@@ -171,7 +171,7 @@ class ImageLoader:
             self._reader,  # type: ignore[arg-type]
             batch_sampler=self._from(first),  # type: ignore[arg-type]
             num_workers=self.workers,
-            # The reader returns whole batches; the default would stack their tensors.
+            # The reader returns complete batches; the default would stack their tensors.
             collate_fn=_as_it_is,
             prefetch_factor=BATCHES_AHEAD,
             pin_memory=self._pins,
@@ -207,5 +207,5 @@ def count_workers(wanted: int | Literal["auto"], device: torch.device) -> int:
     if wanted != "auto":
         return wanted
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # One core of the share stays with the process that trains.
+    # One of the cores is reserved for the training process.
     return 0 if device.type == "cpu" else max(1, min(16, usable_cores() // processes - 1))

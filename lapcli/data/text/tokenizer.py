@@ -56,7 +56,7 @@ BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_CHARA
 
 
 class Tokenizer:
-    """Converts text to ids and back. Text is never encoded to a special token, whatever it contains."""
+    """Converts text to ids and back. Text is never encoded to a special token."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         # A tokenizer.json may have both switched on, which would change the lengths of encoded texts.

@@ -1,4 +1,4 @@
-"""Head updates: their sum is the attention module's update, and a hand-worked case of the paper's picture."""
+"""Head updates: their sum is the attention module's update, and a hand-worked case of the paper's figure."""
 
 import pytest
 import torch

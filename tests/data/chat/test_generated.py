@@ -13,7 +13,7 @@ from lapcli.runtime.errors import DataError
 WORDS = ["banana", "strawberry", "it", "zoo", "misspelling", "ten"]
 
 
-def test_simple_spelling_spells():
+def test_simple_spelling_is_correct():
     for number in range(50):
         question, answer = (turn.parts[0].text for turn in simple_spelling(WORDS, number))
         word, _, letters = answer.partition(":")
@@ -22,7 +22,7 @@ def test_simple_spelling_spells():
         assert letters.split(",") == list(word)
 
 
-def test_spelling_bee_counts():
+def test_spelling_bee_counts_are_correct():
     zero = 0
     for number in range(300):
         question, answer = spelling_bee(WORDS, number)

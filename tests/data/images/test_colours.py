@@ -28,7 +28,7 @@ def crops():
 
 
 def recoloured(crops_NHWC, drawn, compiled=None):
-    """As uint8, N x C x H x W; `drawn` for each, or one for all."""
+    """As uint8, N x C x H x W; `drawn` parameters per crop, or one for all."""
     rows = drawn if isinstance(drawn, list) else [drawn] * len(crops_NHWC)
     values = Recolouring(PLAIN, compiled)(
         crops_NHWC, torch.tensor([row.numbers() for row in rows], dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""An analysis: how far the tokens of a sequence are from their mean, relative to their length."""
+"""An analysis: the distance of a sequence's tokens from their mean, relative to their length."""
 
 from __future__ import annotations
 
