@@ -33,6 +33,7 @@ def test_a_run_has_its_model_numbers_and_samples(runs):
     assert text == run.sample("the cat", max_tokens=5)
     assert len(run.tokenizer.encode(text)) <= 5
     assert lapcli.load(runs / "gpt").recipe == run.recipe
+    assert lapcli.load(runs / "gpt", checkpoint=run.run.info["step"]).loaded.weights_sha256 == run.loaded.weights_sha256
 
 
 def test_a_measurement_has_a_frame_and_a_figure(runs):

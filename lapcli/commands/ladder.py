@@ -24,6 +24,7 @@ Several of the same command share the work, as the tasks of a SLURM array do: ea
 
 
 def ladder(
+    context: typer.Context,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="LADDER", autocompletion=options.recipe_names, help="A file, or ladders/gpt_cpu."),
@@ -65,7 +66,9 @@ def ladder(
     from lapcli.runtime.progress import LogConsole
 
     if validate:
-        if path or arms or target or budget or jobs or set_ or data or runs_dir or gpu or dry_run or nproc != "auto":
+        source = context.get_parameter_source("runs_dir")
+        is_given = runs_dir and source is not None and source.name == "COMMANDLINE"  # not by LAP_RUNS
+        if path or arms or target or budget or jobs or set_ or data or is_given or gpu or dry_run or nproc != "auto":
             raise UsageError("--validate only simulates ladders; leave out the file and the other options")
         _validate(as_json)
         return

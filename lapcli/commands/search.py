@@ -60,6 +60,7 @@ def search(
     check_name(own_name)
     read = read_space(recipe, parse_over(over), options.overrides(set_, data))
     settings = Settings(own_name, read, metric, trials, confirm)
+    _ = settings.direction  # an unknown metric is refused before anything is shown or started
     where, console = runs_dir or default_runs_dir(), LogConsole()
     tell = console.print
     if dry_run:

@@ -67,6 +67,8 @@ def train(
         from lapcli.planning import plan_training
 
         processes.check()
+        if loaded.train.init_from is not None:
+            check_start(loaded.train.init_from.source, runs_dir or default_runs_dir())
         plan = plan_training(loaded, processes.here(device) * processes.machines[-1])
         print(plan.to_text())
         return

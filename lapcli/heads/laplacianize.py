@@ -50,6 +50,8 @@ def laplacianize(model: Model, laplacian_heads: HeadSpec) -> Model:
     fine-tuning afterwards.
     """
     # By name: timm models must not import transformers.
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"laplacianize takes a model, got {type(model).__name__}; build the model first")
     is_of_transformers = any(each.__module__.startswith("transformers.") for each in type(model).__mro__)
     layers = _transformers_layers(model) if is_of_transformers else attention_layers(model)
     config: Any = getattr(model, "config", None)

@@ -71,8 +71,9 @@ _FROM_A_FILE = "start a run from a file with `lap train --init-from timm:NAME --
 _LAYER_SCALE = re.compile(r"\.ls[12]\.gamma$")
 
 
-def find_checkpoint(run: Run, which: str) -> Checkpoint:
+def find_checkpoint(run: Run, which: str | int) -> Checkpoint:
     """Find the checkpoint `last`, `best` or a step number, and verify its hashes."""
+    which = str(which)
     steps = checkpoints.steps_in(run.checkpoints)
     if not steps and run.is_finished:
         raise DataError(f"{run.checkpoints} has no checkpoint any more; restore it from a backup, or {TRAIN_AGAIN}")

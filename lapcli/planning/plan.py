@@ -349,7 +349,7 @@ class TrainingPlan:
             measured = f"{self.seconds_per_step:.3g} s a step, measured here without reading data"
             return measured + ("" if hours is None else f": {hours} in all")
         if hours is None:
-            return f"known once {'the data is there' if self.steps is None else '--probe has measured a step'}"
+            return f"known once {'the data is there' if self.steps is None else 'lap plan --probe has measured a step'}"
         cost = "" if self.cost is None else f", {self.cost:,.2f} at the given price"
         return f"{hours}{cost}, if the FLOPs reach {self.mfu:.0%} of the peak of {self.device} (--mfu)"
 

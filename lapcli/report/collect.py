@@ -289,6 +289,8 @@ def _seed_order(item: tuple[str, Any]) -> tuple[tuple[int, str], ...]:
 
 def _of_one_data(frame: "DataFrame", runs: Sequence[ReportRun], notes: list[str]) -> "DataFrame":
     """Keep each measure's numbers on the data of its latest measurement."""
+    if frame.empty:
+        return frame
     own = {
         run.name: {run.run.info.get("data"), run.run.info.get("data_sha256"), run.whole.first.get("data_sha256")}
         for run in runs

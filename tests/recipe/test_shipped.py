@@ -60,8 +60,7 @@ def test_a_starter_is_fitted_to_a_folder_of_images(has_split, tmp_path, capsys):
     assert (recipe.model.classes, recipe.model.image, recipe.model.image % recipe.model.patch) == (3, 64, 0)
     assert recipe.data.train == photos
     assert recipe.data.validation == (None if has_split else 0.1)
-    steps = ["--set", "train.steps=2", "--set", "schedule.warmup_epochs=0", "--set", "train.batch=4"]
-    steps += ["--set", "train.micro_batch=4", "--runs-dir", str(tmp_path / "runs")]
+    steps = ["--set", "train.steps=2", "--set", "schedule.warmup_epochs=0", "--runs-dir", str(tmp_path / "runs")]
     code, _, err = run_main(capsys, "train", str(made / "birds.yaml"), *steps)
     assert code == 0, err
     assert (tmp_path / "runs" / "birds" / "run.json").is_file()

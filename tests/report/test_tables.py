@@ -107,6 +107,12 @@ def test_two_notations_of_one_plan_are_one_row_and_operators_are_rows(capsys, ru
     assert "mix" in list(cells(table))[3]
 
 
+def test_a_run_without_any_number_is_a_gap(capsys, tmp_path):
+    write_run(tmp_path, "only", "vit_digits", status="interrupted")
+    code, out, err = run_main(capsys, "report", "--runs-dir", str(tmp_path))
+    assert (code, "only is interrupted" in err) == (0, True), out
+
+
 def test_a_duplicate_seed_counts_once(capsys, runs):
     """The newer run, in every time zone: 9:00 in Tokyo is before 5:00 in Cairo."""
     for name, moment, value in (("a", "2027-01-01T09:00:00+0900", 0.1), ("b", "2027-01-01T05:00:00+0200", 0.9)):

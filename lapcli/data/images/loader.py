@@ -52,7 +52,10 @@ class ImageBatches:
     def __init__(self, images: int, *, batch: int, group: int, repeats: int, seed: int) -> None:
         self.steps_per_epoch = images // batch
         if self.steps_per_epoch == 0:
-            raise DataError(f"there are {images:,} training images, fewer than a batch of {batch:,}; lower train.batch")
+            raise DataError(
+                f"there are {images:,} training images, fewer than a batch of {batch:,}; lower train.batch and "
+                "train.micro_batch"
+            )
         self._batch, self._repeats, self._seed = batch, repeats, seed
         self._order = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(images))
         # The position of each example of the global batch in epoch order.

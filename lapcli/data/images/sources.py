@@ -64,8 +64,12 @@ def first_values(folder: Path) -> dict[str, str | None]:
     sizes = sampled_sizes(train)
     side = int(np.median(np.min(sizes, axis=1)))
     size = max((each for each in _SIZES if each <= side), default=_SIZES[0])
+    count = len(train) if held_out is not None else int(0.9 * len(train))
+    batch = 2 ** min(6, max(1, count).bit_length() - 1)
     return {
         "train": json.dumps(path, ensure_ascii=False),
+        "batch": str(batch),
+        "micro_batch": str(batch),
         "validation": "0.1   # of each class" if held_out is None else "null  # the folder's own held-out images",
         "image": str(size),
         "patch": f"{max(2, size // 8)}  # 64 patches and the class token",
