@@ -62,7 +62,7 @@ def test_a_command_runs(line, long, capsys, tmp_path, measured_runs, monkeypatch
     monkeypatch.setenv("LAP_RUNS", str(runs))
     if words[0] == "eval" and long:  # its options are known, its run is not there
         code, _, err = run_main(capsys, *words)
-        assert (code, f"there is no run {words[1]}" in err) == (2, True), err
+        assert (code, "there is no" in err) == (2, True), err
         return
     if words[0] == "report" and long:
         code, _, err = run_main(capsys, *words)
@@ -83,7 +83,7 @@ def test_a_command_runs(line, long, capsys, tmp_path, measured_runs, monkeypatch
     elif words[0] in {"sweep", "search"}:
         words += [] if {"--dry-run", "--slurm"} & set(words) else ["--dry-run"]
     elif words[0] == "sft" or (long and "chat561m" in words[1]):
-        words = ["sft", *words[1:], *(["--dry-run"] if long else CHAT_CUT)]
+        words = ["sft", *words[1:], *(["--dry-run"] if long or "stages.midtrain=null" in words else CHAT_CUT)]
     elif words[0] in {"report", "recipes"} or "--dry-run" in words:
         pass
     elif words[0] == "init":

@@ -83,7 +83,7 @@ def read_plain_text(path: Path) -> str:
 
 
 def is_text(name: str) -> bool:
-    return name.endswith((".txt", ".txt.gz"))
+    return name.endswith((".txt", ".txt.gz", ".md"))
 
 
 def read_documents(path: Path, column: str = "text") -> Iterator[tuple[float, list[str | None]]]:
